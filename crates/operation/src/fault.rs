@@ -1,6 +1,6 @@
 //! Fault injection: the one registry of points at which a test makes an operation fail.
 //!
-//! Each phase has two points: before its forward step, and after it. No option that a user sees sets one.
+//! Each phase has three points: before its forward step, after it, and before its inverse. No option that a user sees sets one.
 
 use rustix::process::{Signal, getpid, kill_process};
 use std::fmt;
@@ -12,6 +12,8 @@ pub enum Side {
     Before,
     /// After the forward step: all of the phase has been done, and the next one has not begun.
     After,
+    /// Before the inverse: the later phases have been undone, and nothing of this one.
+    Inverse,
 }
 
 /// Place of a fault in the list of phases.
@@ -33,11 +35,20 @@ impl FaultPoint {
     pub fn after(phase: &str) -> FaultPoint {
         FaultPoint { phase: phase.into(), side: Side::After }
     }
+
+    /// The point before the inverse of a phase.
+    pub fn inverse(phase: &str) -> FaultPoint {
+        FaultPoint { phase: phase.into(), side: Side::Inverse }
+    }
 }
 
 impl fmt::Display for FaultPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let side = if self.side == Side::Before { "before" } else { "after" };
+        let side = match self.side {
+            Side::Before => "before",
+            Side::After => "after",
+            Side::Inverse => "before the inverse of",
+        };
         write!(f, "{side} {}", self.phase)
     }
 }

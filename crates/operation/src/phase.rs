@@ -91,6 +91,8 @@ pub trait Operation: Sized {
     type Error: From<Fault> + fmt::Display;
     /// Name of the operation in events.
     const NAME: &'static str;
+    /// True if an inverse relies on those of all later phases: after one that fails, none is run.
+    const UNDO_STOPS_AT_FAILURE: bool = false;
 
     /// Requested faults.
     fn faults(&self) -> &Faults;
@@ -118,6 +120,12 @@ pub trait Operation: Sized {
 
     /// Is called after a phase, or a round of one, with its duration in nanoseconds and its error.
     fn ended(&mut self, _phase: &str, _duration_ns: u64, _error: Option<&Self::Error>) {}
+
+    /// Is called when a phase has failed, before any inverse is run. Returns false if nothing may be undone although the list has not passed
+    /// its point of no return: the object of the operation is gone, or its state shows that the point was passed.
+    fn may_undo(&mut self, _error: &Self::Error) -> bool {
+        true
+    }
 }
 
 /// Failure of an operation.
@@ -127,14 +135,14 @@ pub struct Failed<E> {
     pub phase: &'static str,
     /// Its error.
     pub error: E,
-    /// True if the point of no return had been passed: then nothing was undone.
+    /// True if the point of no return had been passed, or [`Operation::may_undo`] returned false: then nothing was undone.
     pub is_final: bool,
-    /// Phases whose inverse failed, with its error; the others before `phase` are undone.
+    /// Phases whose inverse failed, with its error; the others before `phase` are undone, unless the operation stops at a failure.
     pub not_undone: Vec<(&'static str, E)>,
 }
 
-/// Runs phase after phase. On an error it runs the inverses of the phases that were begun, last first, and goes on when one of them
-/// fails: as little as possible is to be left.
+/// Runs phase after phase. On an error it runs the inverses of the phases that were begun, last first. Unless the operation states
+/// [`Operation::UNDO_STOPS_AT_FAILURE`], it goes on when one of them fails: as little as possible is to be left.
 ///
 /// # Errors
 ///
@@ -144,7 +152,8 @@ pub async fn run<O: Operation>(operation: &mut O, phases: &[Phase<O>]) -> Result
         let (has_acted, result) = forward(operation, phase).await;
         if let Err(error) = result {
             let passed = at + usize::from(has_acted);
-            let is_final = phases[..passed].iter().any(|phase| matches!(phase.undo, Undo::PointOfNoReturn));
+            let is_final = phases[..passed].iter().any(|phase| matches!(phase.undo, Undo::PointOfNoReturn))
+                || !operation.may_undo(&error);
             let not_undone = if is_final { Vec::new() } else { undo(operation, &phases[..=at]).await };
             return Err(Failed { phase: phase.name, error, is_final, not_undone });
         }
@@ -162,7 +171,20 @@ pub async fn run<O: Operation>(operation: &mut O, phases: &[Phase<O>]) -> Result
 ///
 /// If a step is asynchronous and has to wait.
 pub fn run_blocking<O: Operation>(operation: &mut O, phases: &[Phase<O>]) -> Result<(), Failed<O::Error>> {
-    match pin!(run(operation, phases)).poll(&mut Context::from_waker(Waker::noop())) {
+    complete_at_once::<O, _>(run(operation, phases))
+}
+
+/// Runs the inverses of phases that another process began and did not end, last first; returns those that failed, with their errors.
+///
+/// # Panics
+///
+/// If an inverse is asynchronous and has to wait.
+pub fn undo_blocking<O: Operation>(operation: &mut O, begun: &[Phase<O>]) -> Vec<(&'static str, O::Error)> {
+    complete_at_once::<O, _>(undo(operation, begun))
+}
+
+fn complete_at_once<O: Operation, T>(work: impl Future<Output = T>) -> T {
+    match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => panic!("operation {} has an asynchronous phase", O::NAME),
     }
@@ -217,9 +239,16 @@ async fn undo<O: Operation>(operation: &mut O, begun: &[Phase<O>]) -> Vec<(&'sta
     let mut not_undone = Vec::new();
     for phase in begun.iter().rev() {
         let Undo::Inverse(inverse) = &phase.undo else { continue };
-        if let Err(error) = inverse.take(operation).await {
+        let mut result = operation.faults().reach(phase.name, Side::Inverse).map_err(O::Error::from);
+        if result.is_ok() {
+            result = inverse.take(operation).await;
+        }
+        if let Err(error) = result {
             tracing::error!(operation = O::NAME, phase = phase.name, "the phase could not be undone: {error}");
             not_undone.push((phase.name, error));
+            if O::UNDO_STOPS_AT_FAILURE {
+                break;
+            }
         }
     }
     not_undone
@@ -322,6 +351,62 @@ mod tests {
         let failed = run_blocking(&mut recorder, &PHASES).unwrap_err();
         assert_eq!(failed.not_undone.iter().map(|(phase, _)| *phase).collect::<Vec<_>>(), ["freeze"]);
         assert_eq!(recorder.done.last().map(String::as_str), Some("undo load"));
+    }
+
+    #[test]
+    fn an_inverse_fails_at_its_own_point() {
+        let faults = Faults::none().failing(FaultPoint::before("seal")).failing(FaultPoint::inverse("freeze"));
+        let mut recorder = Recorder { faults, ..Recorder::default() };
+        let failed = run_blocking(&mut recorder, &PHASES).unwrap_err();
+        assert_eq!(failed.not_undone.iter().map(|(phase, _)| *phase).collect::<Vec<_>>(), ["freeze"]);
+        assert!(!recorder.done.contains(&"undo freeze".to_owned()), "{:?}", recorder.done);
+    }
+
+    /// Undoes in order only, and never after a failed guardian.
+    struct Ordered(Recorder);
+
+    impl Operation for Ordered {
+        type Error = Error;
+        const NAME: &'static str = "ordered";
+        const UNDO_STOPS_AT_FAILURE: bool = true;
+
+        fn faults(&self) -> &Faults {
+            &self.0.faults
+        }
+
+        fn report(&mut self, event: EventKind) {
+            self.0.events.push(event);
+        }
+
+        fn may_undo(&mut self, error: &Error) -> bool {
+            !matches!(error, Error::Guardian(_))
+        }
+    }
+
+    const ORDERED: [Phase<Ordered>; 3] = [
+        Phase::new("load", |o| forward(&mut o.0, "load"), |o| inverse(&mut o.0, "load")),
+        Phase::new("arm", |o| forward(&mut o.0, "arm"), |o| inverse(&mut o.0, "arm")),
+        Phase::new("hold", |_| Err(Error::Guardian("gone".into())), |o| inverse(&mut o.0, "hold")),
+    ];
+
+    #[test]
+    fn an_ordered_operation_undoes_nothing_below_a_failed_inverse() {
+        let faults = Faults::none().failing(FaultPoint::after("arm"));
+        let mut ordered = Ordered(Recorder { faults, fails_to_undo: Some("arm"), ..Recorder::default() });
+        let failed = run_blocking(&mut ordered, &ORDERED).unwrap_err();
+        assert_eq!(ordered.0.done, ["load", "arm", "undo arm"]);
+        assert_eq!((failed.is_final, failed.not_undone.len()), (false, 1));
+        ordered.0 = Recorder::default();
+        assert!(undo_blocking(&mut ordered, &ORDERED[..2]).is_empty());
+        assert_eq!(ordered.0.done, ["undo arm", "undo load"]);
+    }
+
+    #[test]
+    fn an_operation_that_refuses_to_undo_leaves_all_as_it_is() {
+        let mut ordered = Ordered(Recorder::default());
+        let failed = run_blocking(&mut ordered, &ORDERED).unwrap_err();
+        assert_eq!((failed.phase, failed.is_final), ("hold", true));
+        assert_eq!(ordered.0.done, ["load", "arm"]);
     }
 
     #[test]

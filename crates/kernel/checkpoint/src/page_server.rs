@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use stillpoint_base::PAGE;
 use stillpoint_kernel_criu::page_server::{Command, Destination, Form, PE_LAZY, PE_PARENT, PE_PRESENT};
-use stillpoint_kernel_foam::{LAZY, Object, PRESENT};
 use stillpoint_kernel_criu::rpc::{Answer, Request};
+use stillpoint_kernel_foam::{LAZY, Object, PRESENT};
 
 /// Bytes read from the socket at a time.
 const CHUNK_BYTES: u64 = 1 << 20;

@@ -1,8 +1,8 @@
 //! Files by which gdb and perf see code that is in no file on disk.
 
 use crate::Error;
+use crate::ledger::store;
 use crate::ledger::{PlacedPatch, SymbolRecord};
-use crate::store;
 use object::write::{Object, StandardSection, Symbol, SymbolSection};
 use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
 use std::collections::HashSet;

@@ -31,8 +31,8 @@ pub enum Error {
     #[error(transparent)]
     Tracee(#[from] tracee::Error),
     /// A test requested the failure.
-    #[error("fault injection: failure at {0:?}")]
-    Fault(crate::FaultPoint),
+    #[error(transparent)]
+    Fault(#[from] stillpoint_operation::Fault),
     /// The ledger cannot be used.
     #[error("the ledger of the target cannot be used")]
     Ledger(#[from] LedgerError),
@@ -333,6 +333,27 @@ fn describe(busy: &[Busy]) -> String {
 }
 
 impl Error {
+    /// Converts the error of a transition that failed while it was incomplete.
+    pub(crate) fn unfinished(self, transition: u32) -> Error {
+        Error::Unfinished { transition, source: Box::new(self) }
+    }
+
+    /// Converts the time-out of a rollback.
+    pub(crate) fn stuck(self, transition: u32) -> Error {
+        match self {
+            Error::TimedOut { busy } => Error::Stuck { transition, busy },
+            other => other,
+        }
+    }
+
+    /// Converts the error of a failed rollback.
+    pub(crate) fn not_undone(self, transition: u32) -> Error {
+        match self {
+            Error::Ended(_) | Error::Stuck { .. } => self,
+            other => other.unfinished(transition),
+        }
+    }
+
     /// Returns the state of the service after this failure.
     pub fn service_state(&self) -> ServiceState {
         match self {

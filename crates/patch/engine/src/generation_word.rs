@@ -4,7 +4,6 @@
 //! A library in the target could hold the word for versions of glibc that are not listed here. That library does not exist: these versions
 //! are refused.
 
-use crate::plan::transition_of_word;
 use crate::{Error, event_pump};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Libc, Mapping, Process, Session, Stopped};
@@ -15,6 +14,19 @@ const FREE_START: usize = 0x80;
 const FREE_END: usize = 0x280;
 /// Versions of glibc whose control block was examined.
 const KNOWN_GLIBC: std::ops::RangeInclusive<(u32, u32)> = (2, 28)..=(2, 43);
+
+/// Value of the word before the first transition.
+const WORD_BASE: u32 = 0x5350_0000;
+
+/// Returns the word of a thread that has migrated in transition `number`.
+pub(crate) fn word_value(number: u32) -> u32 {
+    WORD_BASE + number
+}
+
+/// Returns the transition that a word names, if any; any other value except zero means that the word is not free.
+pub(crate) fn transition_of_word(word: u32) -> Option<u32> {
+    (WORD_BASE + 1..WORD_BASE + (1 << 20)).contains(&word).then(|| word - WORD_BASE)
+}
 
 /// Refuses C libraries whose control block is unknown.
 pub(crate) fn check_libc(process: &Process, mappings: &[Mapping]) -> Result<(), Error> {

@@ -17,11 +17,12 @@
 //! than those of threads are searched for, within limits. Programs that import `swapcontext` or `makecontext` are refused.
 //!
 //! ```text
-//! check ── inject ── begin ── arm ── migrate ── commit          entry:  jmp dispatcher ── jmp new
-//!                               └──────┴── abort ── restore              original bytes, or the jump that stood there
+//! check ── inject ── begin ── arm ── migrate ── decide ── commit     entry:  jmp dispatcher ── jmp new
+//!                    abort ── disarm ── move back ┘                          original bytes, or the jump that was there
 //! ```
 //! An entry's dispatcher obeys one state byte of the transition (2 all old, 0 each thread by its word, 1 all new). Writing that byte is the
-//! commit point, also for future threads. Revert and replace are transitions like apply.
+//! commit point, also for future threads. Revert and replace are transitions like apply. `apply/phases.rs` has the list of phases;
+//! `trampoline/` and `generation/` are its two mechanisms.
 //!
 //! ```no_run
 //! use stillpoint_patch_engine::{Options, apply};
@@ -35,45 +36,36 @@
 //! it needs no modified kernel.
 #![forbid(unsafe_code)]
 
-mod arena;
-mod barrier;
-mod check;
+mod apply;
 mod debuggers;
-mod entries;
 mod error;
 mod event_pump;
-mod fault;
 pub mod fleet;
 mod generation;
 mod generation_word;
 mod image;
-mod inject;
 pub mod ledger;
 pub mod link;
 mod lookup_redirect;
-mod memory_limit;
-mod operation;
-mod placement;
-mod placement_reuse;
-mod plan;
-mod preflight;
+mod mechanism;
+mod options;
+mod points;
 mod probe;
 mod report;
-mod resolve;
 mod scan;
 mod status;
-mod store;
 mod suspended_frames;
-mod transition;
+mod target;
+mod trampoline;
+mod uprobes;
 mod walk;
 
-pub use barrier::{Name, PendingRequest, QuiescencePoints, RegisteredThread, ThreadState, abi};
-pub use check::{Prediction, check};
+pub use apply::{Prediction, apply, check, recover_only, revert};
 pub use debuggers::{DebuggerFiles, debugger_files};
 pub use error::{Busy, Error, ServiceState};
-pub use fault::FaultPoint;
-pub use generation::{Generation, ThreadView};
-pub use operation::{Options, Outcome, PatchSelection, Quiescence, apply, recover_only, revert};
+pub use generation::Generation;
+pub use options::{Options, Outcome, PatchSelection, Quiescence, ThreadView};
+pub use points::{Name, PendingRequest, QuiescencePoints, RegisteredThread, ThreadState, abi};
 pub use report::{Observer, now_ns};
 pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, UnfinishedTransition, peek, status};
 pub use stillpoint_patch_tracee::IdlePriority;

@@ -1,5 +1,6 @@
 //! Reports events, on the machine's monotonic clock.
 
+use crate::Error;
 use stillpoint_events::{Event, EventKind, patch};
 use stillpoint_patch_tracee::{Pid, Tid};
 
@@ -44,6 +45,19 @@ impl<'a> Report<'a> {
     pub(crate) fn ended(&mut self, phase: &str, duration_ns: u64) {
         let operation = self.operation.clone();
         self.event(EventKind::PhaseEnded { operation, phase: phase.to_owned(), duration_ns });
+    }
+
+    /// Does `work` as a phase; its end is reported even if it fails.
+    pub(crate) fn in_phase<T>(
+        &mut self,
+        phase: &str,
+        work: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.started(phase);
+        let start = now_ns();
+        let result = work(self);
+        self.ended(phase, now_ns() - start);
+        result
     }
 
     /// Assigns later phases to another operation: the rollback of a transition.

@@ -1,12 +1,12 @@
 //! Patches of processes, verified against their memory. Nothing is changed here.
 
-use crate::barrier::abi::Slot;
-use crate::barrier::{QuiescencePoints, RegisteredThread};
 use crate::event_pump::ended_or;
 use crate::generation::{Generation, generations, in_base};
+use crate::generation_word::transition_of_word;
+use crate::ledger::store::{self, Store};
 use crate::ledger::{ConstantRecord, Phase, View, first_of};
-use crate::plan::transition_of_word;
-use crate::store::{self, Store};
+use crate::points::abi::Slot;
+use crate::points::{QuiescencePoints, RegisteredThread};
 use crate::{Error, event_pump};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +128,7 @@ pub fn status(pid: Pid) -> Result<Status, Error> {
 fn read_status(process: &Process, traced: bool) -> Result<Status, Error> {
     let pid = process.pid();
     let name = process.status()?.name;
-    let found = crate::barrier::read_points(process, &process.modules()?)?;
+    let found = crate::points::read_points(process, &process.modules()?)?;
     let (points, parts) = found.map_or_else(Default::default, |(points, parts)| (Some(points), parts));
     let known = |(tid, (part, _)): (&Tid, &(RegisteredThread, Slot))| ThreadStatus {
         tid: tid.0,

@@ -13,10 +13,10 @@ use crate::Error;
 use crate::error::Busy;
 use crate::image::{Dynamic, text_segments};
 use crate::ledger::{Span, Transition};
-use crate::operation::{Options, Target};
+use crate::options::Options;
 use crate::report::Report;
 use crate::scan::Forbidden;
-use crate::store::Store;
+use crate::target::Target;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -126,7 +126,7 @@ pub(crate) fn refuse(target: &Target, transition: &Transition, options: &Options
     }
     let Some(why) = switches_stacks(&target.process, &target.modules)? else { return Ok(()) };
     let forbidden = Forbidden::new(&transition.leave, &[], &[]);
-    let found = search(&target.process, &forbidden, target.store.as_ref().map(Store::at))?.found;
+    let found = search(&target.process, &forbidden, target.ledger_at())?.found;
     let pid = target.process.pid();
     found.map_or(Ok(()), |frame| Err(Error::SuspendedFrames { pid, why, frames: frame.describe() }))
 }

@@ -3,10 +3,11 @@
 use super::kernel;
 use super::points::PointMigration;
 use crate::error::Busy;
-use crate::operation::Target;
+use crate::mechanism::Migrated;
 use crate::probe::{Prober, Verdict};
 use crate::report::Report;
 use crate::scan::Forbidden;
+use crate::target::Target;
 use crate::walk::Walker;
 use crate::{Error, event_pump};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,14 +39,6 @@ pub(super) fn threads_outside(process: &Process, generation: u32, staying: &BTre
     }
     let sharer = |pid: Pid| Busy { tid: pid.leader(), function: "another process that shares the memory".into() };
     Ok(process.memory_sharers()?.into_iter().map(sharer).collect())
-}
-
-/// Result of a migration.
-pub(super) struct MigrationResult {
-    /// Number of threads.
-    pub(super) threads: u32,
-    /// Threads that keep the old version, each with the code in which it stays.
-    pub(super) staying: Vec<Busy>,
 }
 
 /// Threads on their way to a generation.
@@ -110,7 +103,7 @@ impl Migration {
         report: &mut Report<'_>,
         mut points: Option<&mut PointMigration>,
         deadline: Instant,
-    ) -> Result<MigrationResult, Error> {
+    ) -> Result<Migrated, Error> {
         let process = self.process.clone();
         let walker = Walker::new(&process, self.modules.clone(), self.frames.clone());
         // since when only threads that may stay are left
@@ -145,7 +138,7 @@ impl Migration {
                 if busy.is_empty() {
                     let stays = |tid| Some(Busy { tid, function: self.stays.get(&tid)?.clone() });
                     let staying = self.busy.keys().filter_map(|tid| stays(*tid)).collect();
-                    return Ok(MigrationResult { threads: threads.len() as u32, staying });
+                    return Ok(Migrated { threads: threads.len() as u32, staying });
                 }
                 // seizes threads that wait to be reported as new
                 session.seize_unreported()?;

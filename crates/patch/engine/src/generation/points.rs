@@ -1,16 +1,16 @@
 //! Threads with quiescence points: they migrate to a generation by themselves, or block until it is the code of all.
 
 use super::kernel;
-use crate::barrier::abi::{GatherOutcome, Mode, Name, Request};
-use crate::barrier::rendezvous::{self, StackExaminer, describe};
-use crate::barrier::{Library, ThreadState};
 use crate::error::Busy;
+use crate::generation_word::word_value;
 use crate::ledger::Span;
-use crate::operation::Target;
-use crate::plan::word_value;
+use crate::points::abi::{GatherOutcome, Mode, Name, Request};
+use crate::points::rendezvous::{self, StackExaminer, describe};
+use crate::points::{Library, ThreadState};
 use crate::probe::Prober;
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
+use crate::target::Target;
 use crate::walk::Walker;
 use crate::{Error, event_pump};
 use std::collections::{BTreeMap, BTreeSet};

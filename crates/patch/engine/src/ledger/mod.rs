@@ -9,6 +9,7 @@
 //! may forge all of it, so a record that breaks a rule ([`validation`]) is invalid.
 
 mod record;
+pub(crate) mod store;
 mod validation;
 mod view;
 

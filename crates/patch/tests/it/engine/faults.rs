@@ -4,8 +4,9 @@ use crate::engine::support::{Handmade, compile, object};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
+use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_patch_engine::{
-    Error, FaultPoint, Options, Outcome, PatchSelection, Quiescence, ServiceState, apply, revert, status,
+    Error, Options, Outcome, PatchSelection, Quiescence, ServiceState, apply, revert, status,
 };
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
@@ -87,8 +88,9 @@ impl Drop for Victim {
     }
 }
 
-fn options(quiescence: Quiescence, faults: &[FaultPoint]) -> Options {
-    Options { quiescence, timeout: Duration::from_secs(20), faults: faults.to_vec(), ..Options::default() }
+fn options(quiescence: Quiescence, points: &[FaultPoint]) -> Options {
+    let faults = points.iter().cloned().fold(Faults::none(), Faults::failing);
+    Options { quiescence, timeout: Duration::from_secs(20), faults, ..Options::default() }
 }
 
 fn service_state(result: Result<Outcome, Error>) -> ServiceState {
@@ -100,17 +102,26 @@ const NEW: &str = "new 105";
 
 #[test]
 fn before_the_decision_everything_is_taken_back() {
-    use FaultPoint::{Armed, Begun, Migrated};
-    let cases = [(Quiescence::Probe, &[Begun, Armed, Migrated][..]), (Quiescence::Stop, &[Begun, Armed])];
+    let points = [FaultPoint::after("begin"), FaultPoint::after("arm"), FaultPoint::after("migrate")];
+    // all at once, the decision is a part of the migration
+    let cases = [(Quiescence::Probe, &points[..]), (Quiescence::Stop, &points[..2])];
     let mut victim = Victim::start();
     for (how, points) in cases {
         for point in points {
-            assert_eq!(service_state(victim.apply(how, &[*point])), ServiceState::RolledBack, "{how} {point:?}");
-            assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)), "{how} {point:?}");
+            assert_eq!(
+                service_state(victim.apply(how, std::slice::from_ref(point))),
+                ServiceState::RolledBack,
+                "{how} {point}"
+            );
+            assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)), "{how} {point}");
             victim.apply(how, &[]).expect("the next call works");
             assert_eq!(victim.answer(), NEW);
 
-            assert_eq!(service_state(victim.revert(how, &[*point])), ServiceState::RolledBack, "{how} {point:?}");
+            assert_eq!(
+                service_state(victim.revert(how, std::slice::from_ref(point))),
+                ServiceState::RolledBack,
+                "{how} {point}"
+            );
             assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));
             victim.revert(how, &[]).expect("the next call works");
             assert_eq!(victim.answer(), OLD);
@@ -121,7 +132,7 @@ fn before_the_decision_everything_is_taken_back() {
 #[test]
 fn a_patch_that_is_only_placed_is_not_in_force() {
     let mut victim = Victim::start();
-    let error = victim.apply(Quiescence::Probe, &[FaultPoint::Placed]).expect_err("fault injection");
+    let error = victim.apply(Quiescence::Probe, &[FaultPoint::after("inject")]).expect_err("fault injection");
     assert!(!matches!(error.service_state(), ServiceState::Unfinished), "{error}");
     assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)));
     victim.apply(Quiescence::Probe, &[]).expect("the next call works");
@@ -132,12 +143,12 @@ fn a_patch_that_is_only_placed_is_not_in_force() {
 fn behind_the_decision_there_is_no_way_back() {
     for how in [Quiescence::Probe, Quiescence::Stop] {
         let mut victim = Victim::start();
-        assert_eq!(service_state(victim.apply(how, &[FaultPoint::Decided])), ServiceState::Unfinished);
+        assert_eq!(service_state(victim.apply(how, &[FaultPoint::after("decide")])), ServiceState::Unfinished);
         assert_eq!((victim.answer().as_str(), victim.state().1), (NEW, true), "{how}");
         assert!(matches!(victim.apply(how, &[]), Ok(Outcome::AlreadyThere(_))), "the next call completes it");
         assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));
 
-        assert_eq!(service_state(victim.revert(how, &[FaultPoint::Decided])), ServiceState::Unfinished);
+        assert_eq!(service_state(victim.revert(how, &[FaultPoint::after("decide")])), ServiceState::Unfinished);
         assert_eq!((victim.answer().as_str(), victim.state().1), (OLD, true), "{how}");
         victim.revert(how, &[]).expect("the next call completes it");
         assert_eq!((victim.answer().as_str(), victim.state()), (OLD, (vec![], false)));
@@ -146,13 +157,11 @@ fn behind_the_decision_there_is_no_way_back() {
 
 #[test]
 fn a_way_back_that_fails_is_gone_by_the_next_call() {
-    for point in [FaultPoint::Armed, FaultPoint::Migrated] {
+    for point in [FaultPoint::after("arm"), FaultPoint::after("migrate")] {
         let mut victim = Victim::start();
-        assert_eq!(
-            service_state(victim.apply(Quiescence::Probe, &[point, FaultPoint::Returned])),
-            ServiceState::Unfinished
-        );
-        assert_eq!((victim.answer().as_str(), victim.state().1), (OLD, true), "{point:?}");
+        let failed = victim.apply(Quiescence::Probe, &[point.clone(), FaultPoint::inverse("arm")]);
+        assert_eq!(service_state(failed), ServiceState::Unfinished);
+        assert_eq!((victim.answer().as_str(), victim.state().1), (OLD, true), "{point}");
         victim.apply(Quiescence::Probe, &[]).expect("undone, then applied");
         assert_eq!((victim.answer().as_str(), victim.state()), (NEW, (vec!["fix".into()], false)));
     }

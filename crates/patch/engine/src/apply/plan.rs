@@ -1,6 +1,7 @@
 //! Changes of entries in a transition. Pure: takes the ledger's view, returns a transition.
 
 use crate::Error;
+use crate::generation_word::word_value;
 use crate::ledger::{
     Contents, FunctionRecord, LedgerError, NamedSpan, PlacedPatch, Side, Site, Span, Transition, Version, View,
 };
@@ -172,18 +173,6 @@ fn take(extra: &mut Option<Span>, function: &FunctionRecord) -> Result<Avma, Err
         _ => Err(Error::NoRoom { len, module: function.name.clone() }),
     }
 }
-
-/// Returns the word of a thread that has migrated in transition `number`.
-pub(crate) fn word_value(number: u32) -> u32 {
-    WORD_BASE + number
-}
-
-/// Returns the transition that a word names, if any; any other value except zero means that the word is not free.
-pub(crate) fn transition_of_word(word: u32) -> Option<u32> {
-    (WORD_BASE + 1..WORD_BASE + (1 << 20)).contains(&word).then(|| word - WORD_BASE)
-}
-
-const WORD_BASE: u32 = 0x5350_0000;
 
 /// Returns all code of one side: the shipped functions, or the patches' versions of them. Of a patch that stays active only the functions
 /// concerned count, and its code outside redirected functions (helpers, cold parts). Of a patch that comes or goes all code counts.

@@ -1,16 +1,14 @@
 //! All checks that are possible before anything is changed.
 
-use crate::image::{Dynamic, text_segments};
+use crate::image::text_segments;
 use crate::ledger::{Version, View};
+use crate::uprobes::{no_uprobe, uprobes};
 use crate::{Error, Quiescence};
 use sha2::{Digest, Sha256};
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use stillpoint_base::crosses_page;
-use stillpoint_host::kernel_files;
-use stillpoint_patch_format::{Avma, Constant, Function, Patch};
+use stillpoint_patch_format::{Constant, Function, Patch};
 use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
-use stillpoint_patch_tracee::{Mapping, Module, Process};
+use stillpoint_patch_tracee::{Module, Process};
 
 /// Alignment of functions if padding precedes the next one.
 const FUNCTION_ALIGN: u64 = 16;
@@ -27,22 +25,6 @@ pub(crate) struct Preflight {
     pub(crate) constants: Vec<Vec<u8>>,
 }
 
-/// Refuses a process that is unsuitable for every patch.
-pub(crate) fn check_process(process: &Process, mappings: &[Mapping], modules: &[Module]) -> Result<(), Error> {
-    crate::generation_word::check_libc(process, mappings)?;
-    let unsuitable = |what: String| Err(Error::Unsuitable { pid: process.pid(), what });
-    if process.shadow_stack()? {
-        return unsuitable("has an active shadow stack".into());
-    }
-    let Some(executable) = modules.iter().find(|m| m.executable) else {
-        return unsuitable("does not map its executable".into());
-    };
-    if Dynamic::of(process.memory(), executable)?.is_none() {
-        return unsuitable("runs a statically linked executable".into());
-    }
-    Ok(())
-}
-
 /// Checks `patch` against the mapped modules and the active patches.
 pub(crate) fn prepare(
     process: &Process,
@@ -51,7 +33,7 @@ pub(crate) fn prepare(
     patch: &Patch,
     quiescence: Quiescence,
 ) -> Result<Preflight, Error> {
-    crate::barrier::check_scope(&patch.name, patch.scope, quiescence)?;
+    crate::points::check_scope(&patch.name, patch.scope, quiescence)?;
     let index = find_module(process, modules, view, patch)?;
     let module = &modules[index];
     let mut entries = Vec::with_capacity(patch.functions.len());
@@ -207,47 +189,4 @@ fn check_uprobes(module: &Module, patch: &Patch, entries: &[EntryPlan]) -> Resul
     let probes = uprobes(module);
     let functions = patch.functions.iter().zip(entries);
     functions.clone().try_for_each(|(f, plan)| no_uprobe(&probes, &f.name, module.avma(f.old.start), plan))
-}
-
-/// Refuses an entry whose displaced bytes hold one of `probes`.
-pub(crate) fn no_uprobe(probes: &[(String, Avma)], function: &str, entry: Avma, plan: &EntryPlan) -> Result<(), Error> {
-    let inside = |at: &Avma| (entry.0..entry.0 + plan.displaced_len as u64).contains(&at.0);
-    match probes.iter().find(|(_, at)| inside(at)) {
-        Some((probe, at)) => Err(Error::Uprobe { function: function.to_owned(), at: *at, probe: probe.clone() }),
-        None => Ok(()),
-    }
-}
-
-/// Returns all uprobes in a module that the kernel lists: name and address.
-pub(crate) fn uprobes(module: &Module) -> Vec<(String, Avma)> {
-    let lists = ["/sys/kernel/tracing/uprobe_events", "/sys/kernel/debug/tracing/uprobe_events"];
-    let Some(text) = lists.iter().find_map(|path| kernel_files::text(path).ok()) else { return Vec::new() };
-    let inside = |(probe, path, offset): (&str, &str, u64)| {
-        Path::new(path).metadata().ok().filter(|file| file.ino() == module.file.1)?;
-        let mapping = module.mappings.iter().find(|m| (m.offset..m.offset + m.len()).contains(&offset))?;
-        Some((probe.to_owned(), Avma(mapping.start.0 + (offset - mapping.offset))))
-    };
-    text.lines().filter_map(uprobe).filter_map(inside).collect()
-}
-
-/// Parses `p:group/name /path/of/file:0x1234 arguments`.
-fn uprobe(line: &str) -> Option<(&str, &str, u64)> {
-    let mut words = line.split_whitespace();
-    let (probe, place) = (words.next()?, words.next()?);
-    let (path, offset) = place.rsplit_once(":0x")?;
-    let digits = offset.split(|c: char| !c.is_ascii_hexdigit()).next()?;
-    Some((probe, path, u64::from_str_radix(digits, 16).ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uprobe_lines_are_read() {
-        let line = "p:probe_redis/call /usr/bin/redis-check-rdb:0x000000000005a2c0 arg1=%di";
-        assert_eq!(uprobe(line), Some(("p:probe_redis/call", "/usr/bin/redis-check-rdb", 0x5a2c0)));
-        assert_eq!(uprobe("r:x/y /bin/true:0x10(ref)"), Some(("r:x/y", "/bin/true", 0x10)));
-        assert_eq!(uprobe(""), None);
-    }
 }

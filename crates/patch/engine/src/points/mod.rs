@@ -1,68 +1,21 @@
 //! Quiescence points: threads of a program with libstillpoint migrate by themselves, alone or together.
 //!
-//! ```text
-//! local    arm ── ask(local) ── each thread takes its word at its point ── commit
-//! group    arm ── ask(others) ── ... ── ask(group) ── members block ── frozen: all over or blocked?  commit, release
-//! global   arm ── ask(global) ────────── all block ────────────────── frozen: all blocked?           commit, release
-//! ```
-//! The commit is the same byte as in all modes. In the modes with blocked threads it is written while they are blocked, and the whole
-//! process is stopped for that moment, so that no two of them ever run different code. Threads that the library does not know are probed:
-//! before the commit in the local mode, at its very moment in the others. Until the commit the transition can be rolled back. A tool that
-//! is killed leaves threads blocked until the deadline that it wrote into the request.
+//! A request asks them; both mechanisms use it. A tool that is killed leaves threads blocked until the deadline that it wrote into the
+//! request.
 
 pub mod abi;
-mod gather;
 mod library;
 mod point_status;
 pub(crate) mod rendezvous;
 
 use crate::error::Busy;
-use crate::{Error, Quiescence};
+use crate::{Error, options::Quiescence};
 pub use abi::{Name, ThreadState};
-pub(crate) use gather::FollowedRequest;
 pub(crate) use library::{Library, own_word};
 pub(crate) use point_status::read_points;
 pub use point_status::{PendingRequest, QuiescencePoints, RegisteredThread};
 use stillpoint_patch_format::Scope;
 use stillpoint_patch_tracee::{Module, Process};
-
-impl Quiescence {
-    /// Parses the output of [`std::fmt::Display`]: `probe`, `local`, `group:NAME`, `global`, `stop`.
-    pub fn parse(text: &str) -> Option<Quiescence> {
-        match text {
-            "probe" => Some(Quiescence::Probe),
-            "local" => Some(Quiescence::Local),
-            "global" => Some(Quiescence::Global),
-            "stop" => Some(Quiescence::Stop),
-            _ => text.strip_prefix("group:").and_then(Name::new).map(Quiescence::Group),
-        }
-    }
-
-    /// Returns true if old and new code never run at the same time where the scope forbids it.
-    fn satisfies(self, scope: Scope) -> bool {
-        match self {
-            Quiescence::Probe | Quiescence::Local => scope == Scope::ThreadLocal,
-            Quiescence::Group(_) => scope != Scope::Process,
-            Quiescence::Global | Quiescence::Stop => true,
-        }
-    }
-
-    fn needs_points(self) -> bool {
-        matches!(self, Quiescence::Local | Quiescence::Group(_) | Quiescence::Global)
-    }
-}
-
-impl std::fmt::Display for Quiescence {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Quiescence::Probe => f.write_str("probe"),
-            Quiescence::Local => f.write_str("local"),
-            Quiescence::Group(name) => write!(f, "group:{name}"),
-            Quiescence::Global => f.write_str("global"),
-            Quiescence::Stop => f.write_str("stop"),
-        }
-    }
-}
 
 /// Refuses a mode that guarantees less than the patch requires.
 pub(crate) fn check_scope(patch: &str, scope: Scope, quiescence: Quiescence) -> Result<(), Error> {

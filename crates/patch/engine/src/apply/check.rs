@@ -1,22 +1,19 @@
 //! Dry run: all checks of an operation, without changing the target.
 
-use crate::barrier;
+use super::checks::{CheckResult, find_room, is_applied, remaining_patches, run_checks};
+use super::mapping::{self, MemoryRequest};
+use super::placement;
+use super::plan::{Room, plan};
 use crate::error::Busy;
 use crate::event_pump::{self, ended_or, traced};
-use crate::inject::{self, MemoryRequest};
 use crate::ledger::Span;
 use crate::link::{Layout, link};
-use crate::operation::{
-    CheckResult, Options, Quiescence, Target, find_room, is_applied, remaining_patches, run_checks,
-};
-use crate::plan::{Room, plan};
 use crate::probe::Prober;
 use crate::report::{Observer, Report};
 use crate::scan::Forbidden;
-use crate::store::Store;
-use crate::suspended_frames;
+use crate::target::Target;
 use crate::walk::Walker;
-use crate::{Error, generation, generation_word, placement};
+use crate::{Error, Options, Quiescence, generation, generation_word, points, suspended_frames};
 use stillpoint_events::patch;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
@@ -94,21 +91,21 @@ pub(crate) fn predict(
     let mappings = target.mappings.clone();
     let is_first = target.store.is_none();
     let wanted = MemoryRequest { arena: reused.is_none().then_some((at, layout.lens)), ledger: is_first };
-    let needs_word = is_first && barrier::own_word(&process, &target.modules)?.is_none();
+    let needs_word = is_first && points::own_word(&process, &target.modules)?.is_none();
     let (threads, busy) = traced(&process, |session| {
         let mut stopped = |tid, ns| report.stopped(tid, "check", ns);
-        inject::check_calls(&process, session, wanted, &mut stopped)?;
+        mapping::check_calls(&process, session, wanted, &mut stopped)?;
         if needs_word {
             generation_word::choose(&process, session, &mut stopped)?;
         }
         let mut prober = Prober::new(mappings);
         examine_threads(session, &process, &mut prober, &walker, &forbidden, report)
     })?;
-    let mut busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
+    let mut busy = points::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
     let mut unchecked = unchecked(target, signed, options, bytes);
     if suspended_frames::switches_stacks(&process, &target.modules)?.is_some() {
         let code = Forbidden::new(&transition.leave, &[], &[]);
-        let search = suspended_frames::search(&process, &code, target.store.as_ref().map(Store::at))?;
+        let search = suspended_frames::search(&process, &code, target.ledger_at())?;
         let tid = process.pid().leader();
         busy.extend(search.found.map(|frame| Busy { tid, function: frame.describe() }));
         if search.left > 0 {

@@ -1,14 +1,15 @@
 //! Threads that migrate by themselves, and the moment at which blocked threads migrate.
 
-use super::Library;
-use super::abi::{GatherOutcome, Mode, Name, Request};
-use super::rendezvous::{self, StackExaminer, describe};
+use super::Trampolines;
+use super::migrate::{Direction, PendingThread, holds};
 use crate::error::Busy;
+use crate::generation_word::{transition_of_word, word_value};
 use crate::ledger::Transition;
-use crate::plan::word_value;
+use crate::points::Library;
+use crate::points::abi::{GatherOutcome, Mode, Name, Request};
+use crate::points::rendezvous::{self, StackExaminer, describe};
 use crate::report::now_ns;
 use crate::scan::Forbidden;
-use crate::transition::{Migrator, PendingThread, holds};
 use crate::{Error, Quiescence};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ const POLL_INTERVAL_MAX: Duration = Duration::from_millis(1);
 
 /// A request that threads follow.
 #[derive(Debug, Default)]
-pub(crate) struct FollowedRequest {
+pub(super) struct FollowedRequest {
     request: Option<Request>,
     /// Threads that the library knows and that have not migrated: they must not be probed.
     self_migrating: BTreeSet<Tid>,
@@ -32,14 +33,14 @@ pub(crate) struct FollowedRequest {
 
 impl FollowedRequest {
     /// Returns true if a thread migrates by itself.
-    pub(crate) fn migrates_itself(&self, tid: Tid) -> bool {
+    pub(super) fn migrates_itself(&self, tid: Tid) -> bool {
         self.self_migrating.contains(&tid)
     }
 }
 
-impl Migrator<'_, '_, '_, '_> {
+impl Trampolines<'_, '_, '_> {
     /// Migrates every thread in a mode with quiescence points.
-    pub(crate) fn migrate_at_points(
+    pub(super) fn migrate_at_points(
         &mut self,
         transition: &Transition,
         how: Quiescence,
@@ -69,7 +70,7 @@ impl Migrator<'_, '_, '_, '_> {
         self.decide_per_thread(transition)?;
         let request = self.send_request(transition, mode, group, deadline)?;
         self.followed_request.request = Some(request);
-        let moved = self.in_phase("migrate", |m| m.migrate_forward(transition, deadline));
+        let moved = self.in_phase("migrate", |m| m.move_threads(transition, Direction::Forward, deadline));
         self.followed_request = FollowedRequest::default();
         // in a group's request new threads may be members: they stay on the old side until the others migrate with them
         self.new_thread_word = None;
@@ -84,35 +85,35 @@ impl Migrator<'_, '_, '_, '_> {
         deadline: Instant,
     ) -> Result<Request, Error> {
         let left = deadline.saturating_duration_since(Instant::now()).as_nanos() as u64;
-        let word = (self.store.ledger.word_offset, word_value(transition.number));
+        let word = (self.word_offset, word_value(transition.number));
         let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
-        library.send_request(self.process, mode, group, word, 0, now_ns() + left)
+        library.send_request(self.cx.process, mode, group, word, 0, now_ns() + left)
     }
 
     /// Looks for the library if that was not done yet.
-    pub(crate) fn find_library(&mut self) -> Result<(), Error> {
+    pub(super) fn find_library(&mut self) -> Result<(), Error> {
         if self.library.is_none() {
-            self.library = Library::find(self.process, &self.process.modules()?)?;
+            self.library = Library::find(self.cx.process, &self.cx.process.modules()?)?;
         }
         Ok(())
     }
 
     fn no_library(&self, mode: Mode) -> Error {
         let why = "its libstillpoint is not mapped any more".to_owned();
-        Error::NoPoints { pid: self.process.pid(), mode: format!("{mode:?}").to_lowercase(), why }
+        Error::NoPoints { pid: self.cx.process.pid(), mode: format!("{mode:?}").to_lowercase(), why }
     }
 
     /// Records the threads that have migrated by themselves, and those that have not yet.
-    pub(crate) fn track_self_migrating(
+    pub(super) fn track_self_migrating(
         &mut self,
         threads: &[Tid],
         waiting: &mut BTreeMap<Tid, PendingThread>,
         done: &mut BTreeMap<Tid, Avma>,
     ) -> Result<(), Error> {
         let (Some(request), Some(library)) = (&self.followed_request.request, &mut self.library) else { return Ok(()) };
-        library.update_tids(self.process, threads);
+        library.update_tids(self.cx.process, threads);
         self.followed_request.self_migrating.clear();
-        for slot in library.slots(self.process.memory())? {
+        for slot in library.slots(self.cx.process.memory())? {
             let Some(tid) = library.thread(&slot).filter(|tid| !done.contains_key(tid)) else { continue };
             // it was asked to stop before it was known: the probe's result is equally good
             if waiting.get(&tid).is_some_and(|t| t.stop_requested) {
@@ -121,7 +122,7 @@ impl Migrator<'_, '_, '_, '_> {
             if request.awaits(&slot) {
                 let pending = waiting.entry(tid).or_insert_with(PendingThread::new);
                 if pending.update_location(describe(&slot)) {
-                    self.report.event(patch::Event::ThreadBusy { tid: tid.0, function: describe(&slot) });
+                    self.cx.report.event(patch::Event::ThreadBusy { tid: tid.0, function: describe(&slot) });
                 }
                 self.followed_request.self_migrating.insert(tid);
                 continue;
@@ -130,8 +131,8 @@ impl Migrator<'_, '_, '_, '_> {
             // its control block was not read, and belongs to no other thread
             done.insert(tid, Avma(0));
             if request.is_taken_by(&slot) {
-                let transition = crate::plan::transition_of_word(slot.word).unwrap_or_default();
-                self.report.event(patch::Event::ThreadMigrated { tid: tid.0, transition });
+                let transition = transition_of_word(slot.word).unwrap_or_default();
+                self.cx.report.event(patch::Event::ThreadMigrated { tid: tid.0, transition });
             }
         }
         Ok(())
@@ -154,19 +155,19 @@ impl Migrator<'_, '_, '_, '_> {
         loop {
             self.serve(Instant::now() + wait.next_wait())?;
             let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
-            let mut busy = rendezvous::awaited(self.process, library, &request, &self.session.threads())?;
+            let mut busy = rendezvous::awaited(self.cx.process, library, &request, &self.cx.session.threads())?;
             // the blocked threads have continued: the other threads are the cause
-            if rendezvous::is_over(self.process, library, &request)? {
+            if rendezvous::is_over(self.cx.process, library, &request)? {
                 return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
             }
             if busy.is_empty() {
                 match self.commit_blocked(transition, &request, &forbidden)? {
-                    None => return Ok(self.session.threads().len() as u32),
+                    None => return Ok(self.cx.session.threads().len() as u32),
                     Some(found) => busy = found,
                 }
             }
             for b in busy.iter().filter(|b| reported.insert((b.tid, b.function.clone()))) {
-                self.report.event(patch::Event::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
+                self.cx.report.event(patch::Event::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
             }
             last = busy;
         }
@@ -182,17 +183,17 @@ impl Migrator<'_, '_, '_, '_> {
         forbidden: &Forbidden,
     ) -> Result<Option<Vec<Busy>>, Error> {
         let Some(library) = &mut self.library else { return Err(self.no_library(request.mode)) };
-        let mut frozen = match self.session.freeze() {
+        let mut frozen = match self.cx.session.freeze() {
             Err(stillpoint_patch_tracee::Error::Unstoppable { tid, why }) => {
                 return Ok(Some(vec![Busy { tid, function: why }]));
             }
             other => other?,
         };
-        let memory = self.process.memory();
-        let offset = i64::from(self.store.ledger.word_offset);
+        let memory = self.cx.process.memory();
+        let offset = i64::from(self.word_offset);
         let examiner = StackExaminer { prober: &mut self.prober, walker: &self.walker, forbidden };
         let busy =
-            rendezvous::blocking_threads(&mut frozen, self.process, library, request, examiner, |_, snapshot| {
+            rendezvous::blocking_threads(&mut frozen, self.cx.process, library, request, examiner, |_, snapshot| {
                 let at = Avma(snapshot.fs_base.0.wrapping_add_signed(offset));
                 request.mode != Mode::Global && holds(memory, at, request.word)
             })?;
@@ -201,18 +202,18 @@ impl Migrator<'_, '_, '_, '_> {
             library.write_outcome(memory, GatherOutcome::Released)?;
         }
         for (tid, stopped_ns) in frozen.thaw()? {
-            self.report.stopped(tid, "freeze: commit", stopped_ns);
+            self.cx.report.stopped(tid, "freeze: commit", stopped_ns);
         }
         if busy.is_empty() {
-            library.wake(self.process);
+            library.wake(self.cx.process);
         }
         Ok((!busy.is_empty()).then_some(busy))
     }
 
     /// Settles a request on which threads may still act, of this tool or of a killed tool: no thread waits for it any more. After
     /// `Abandoned` no thread takes it any more either.
-    pub(crate) fn settle_request(&mut self, outcome: GatherOutcome) -> Result<(), Error> {
-        let memory = self.process.memory();
+    pub(super) fn settle_request(&mut self, outcome: GatherOutcome) -> Result<(), Error> {
+        let memory = self.cx.process.memory();
         let Some(library) = &mut self.library else { return Ok(()) };
         if library.control(memory)?.pending().is_none() {
             return Ok(());
@@ -222,17 +223,17 @@ impl Migrator<'_, '_, '_, '_> {
         }
         // the byte has already decided: they continue, even if the library applies the deadline
         library.write_outcome(memory, outcome)?;
-        library.wake(self.process);
+        library.wake(self.cx.process);
         Ok(())
     }
 
     fn abandon(&mut self) -> Result<(), Error> {
         let limit = Instant::now() + rendezvous::LOCK_TIMEOUT;
         while let Some(library) = &mut self.library
-            && !rendezvous::abandon(self.process, self.session, library, self.report)?
+            && !rendezvous::abandon(self.cx.process, self.cx.session, library, self.cx.report)?
         {
             if Instant::now() > limit {
-                return Err(Error::TimedOut { busy: vec![rendezvous::lock_holder(self.process)] });
+                return Err(Error::TimedOut { busy: vec![rendezvous::lock_holder(self.cx.process)] });
             }
             self.serve(Instant::now() + POLL_INTERVAL_MIN)?;
         }

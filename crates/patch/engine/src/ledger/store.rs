@@ -1,7 +1,7 @@
 //! Ledger in a target: finding, reading and appending.
 
+use super::{CAPACITY, HEADER_LEN, Ledger, MAGIC, Record, View, decode_header, encode_header, is_truncated};
 use crate::Error;
-use crate::ledger::{CAPACITY, HEADER_LEN, Ledger, MAGIC, Record, View, decode_header, encode_header, is_truncated};
 use stillpoint_base::PAGE;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Mapping, Memory, Pagemap, Process};

@@ -3,11 +3,12 @@
 //! The obvious way without a stop is an `int3` in the first byte meanwhile. An `int3` whose tracer dies kills the program, and a handler
 //! for it inside the target is more foreign code than the stop is worth.
 
+use super::Trampolines;
+use super::migrate::{RETRY_INTERVAL_MAX, RETRY_INTERVAL_MIN};
 use crate::error::Busy;
 use crate::ledger::{Site, Transition};
 use crate::probe::Verdict;
 use crate::scan::Forbidden;
-use crate::transition::{Migrator, RETRY_INTERVAL_MAX, RETRY_INTERVAL_MIN};
 use crate::{Error, lookup_redirect};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -30,9 +31,9 @@ struct Changes {
     boundaries: Vec<u64>,
 }
 
-impl Migrator<'_, '_, '_, '_> {
+impl Trampolines<'_, '_, '_> {
     /// Checks that every entry holds bytes that the transition wrote; another program wrote any other bytes.
-    pub(crate) fn check_entries(&self, transition: &Transition) -> Result<(), Error> {
+    pub(super) fn check_entries(&self, transition: &Transition) -> Result<(), Error> {
         for site in &transition.sites {
             let now = self.entry_bytes(site)?;
             if ![site.from.bytes, site.armed, site.to.bytes].contains(&now) {
@@ -50,7 +51,7 @@ impl Migrator<'_, '_, '_, '_> {
 
     /// Writes entries, and removes the lookup redirect last: while entries jump to dispatchers, threads execute code that only the lookup
     /// redirect knows, and an unwinder may walk back from there.
-    pub(crate) fn write_entries(
+    pub(super) fn write_entries(
         &mut self,
         entries: &[(&Site, [u8; JUMP_LEN])],
         reason: &str,
@@ -130,7 +131,7 @@ impl Migrator<'_, '_, '_, '_> {
     /// Freezes all threads, writes if none is inside, thaws. Returns the thread that prevents the write, if there is one.
     fn write_frozen(&mut self, changes: &Changes, forbidden: &Forbidden, reason: &str) -> Result<Option<Busy>, Error> {
         let matters = !changes.boundaries.is_empty() || !forbidden.is_empty();
-        let (process, prober) = (self.process, &mut self.prober);
+        let (process, prober) = (self.cx.process, &mut self.prober);
         let mut inside = |held: &mut StoppedThread<'_>| -> Result<Option<Busy>, Error> {
             let tid = held.tid();
             let snapshot = prober.snapshot(process, held)?;
@@ -147,7 +148,7 @@ impl Migrator<'_, '_, '_, '_> {
             other => Err(other.into()),
         };
         // most stacks are read before any busy thread is stopped
-        let mut freezing = match self.session.begin_freeze() {
+        let mut freezing = match self.cx.session.begin_freeze() {
             Err(error) => return unstoppable(error),
             Ok(freezing) => freezing,
         };
@@ -174,7 +175,7 @@ impl Migrator<'_, '_, '_, '_> {
             frozen.write_text(&pieces)?;
         }
         for (tid, stopped_ns) in frozen.thaw()? {
-            self.report.stopped(tid, &format!("freeze: {reason}"), stopped_ns);
+            self.cx.report.stopped(tid, &format!("freeze: {reason}"), stopped_ns);
         }
         Ok(found)
     }

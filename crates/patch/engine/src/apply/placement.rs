@@ -1,12 +1,12 @@
 //! Ledger record of a patch in memory.
 
+use super::preflight::Preflight;
 use crate::Error;
 use crate::ledger::{
     ConstantRecord, ExportRecord, FunctionRecord, HookRecord, NamedSpan, OffStackRecord, PlacedPatch, Span,
     SymbolRecord,
 };
 use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, Segment};
-use crate::preflight::Preflight;
 use std::time::{SystemTime, UNIX_EPOCH};
 use stillpoint_patch_format::{Avma, Constant, Patch, Range, SectionKind, Signed, SymbolValue};
 use stillpoint_patch_insn::{self as insn, JUMP_LEN};

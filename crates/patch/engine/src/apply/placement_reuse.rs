@@ -4,11 +4,11 @@
 //! same bytes: the engine links it without writing and compares the result with the target's memory. The patch must not have writable data
 //! of its own, because they would hold the values of its last use.
 
+use super::placement;
+use super::preflight::Preflight;
 use crate::ledger::{PlacedPatch, Span};
 use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, link, make_visible};
-use crate::operation::Target;
-use crate::placement;
-use crate::preflight::Preflight;
+use crate::target::Target;
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Memory;
 

@@ -1,0 +1,93 @@
+//! End of an operation: hooks, the outcome, unwind data that is not needed any more.
+
+use crate::event_pump::{self, ended_or};
+use crate::ledger::{Transition, View};
+use crate::mechanism::Migrated;
+use crate::report::{Report, now_ns};
+use crate::target::Target;
+use crate::{Error, Outcome, lookup_redirect};
+use std::time::Duration;
+use stillpoint_events::patch;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Process, Session, Stopped};
+
+/// Time limit of one hook.
+const HOOK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns the outcome of an operation.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn outcome(
+    process: &Process,
+    session: &mut Session<'_>,
+    view: &View,
+    transition: &Transition,
+    migrated: Migrated,
+    post: &[Avma],
+    report: &mut Report<'_>,
+    start: u64,
+) -> Outcome {
+    let Migrated { threads, staying } = migrated;
+    if staying.is_empty() {
+        return committed(process, session, view, transition, threads, post, report, start);
+    }
+    for busy in &staying {
+        report.warn(format!("thread {} stays in {} and keeps the previous version", busy.tid, busy.function));
+    }
+    Outcome::Rests { transition: transition.number, threads, staying, duration_ns: now_ns() - start }
+}
+
+/// Calls the hooks that follow the commit, and reports it: all threads have migrated.
+#[allow(clippy::too_many_arguments)]
+fn committed(
+    process: &Process,
+    session: &mut Session<'_>,
+    view: &View,
+    transition: &Transition,
+    threads: u32,
+    post: &[Avma],
+    report: &mut Report<'_>,
+    start: u64,
+) -> Outcome {
+    if let Err(error) = call_hooks(process, session, post, false, report) {
+        report.warn(format!("a hook after the commit failed: {error}"));
+    }
+    let names = transition.after.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone());
+    let active: Vec<String> = names.collect();
+    let duration_ns = now_ns() - start;
+    let number = transition.number;
+    report.event(patch::Event::Committed { transition: number, active: active.clone(), duration_ns, threads });
+    Outcome::Committed { transition: number, active, threads, duration_ns }
+}
+
+/// Deactivates the unwind data of code that no thread can be in any more. Data that stays active too long does no harm.
+pub(crate) fn update_lookup_table(target: &mut Target, report: &mut Report<'_>) {
+    let settled = target.reload().and_then(|()| {
+        let view = &target.view;
+        let open = view.unfinished.iter().flat_map(|u| u.transition.before.iter().chain(&u.transition.after));
+        lookup_redirect::update_table(target, view, &view.active.iter().chain(open).copied().collect::<Vec<_>>())
+    });
+    if let Err(error) = settled.map_err(|error| ended_or(&target.process, error))
+        && !matches!(error, Error::Ended(_))
+    {
+        report.warn(format!("unwind data of inactive code could not be withdrawn: {error}"));
+    }
+}
+
+/// Makes a thread of the process call hooks, one after another.
+pub(crate) fn call_hooks(
+    process: &Process,
+    session: &mut Session<'_>,
+    hooks: &[Avma],
+    must_be_zero: bool,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    for hook in hooks {
+        let call = |carrier: &mut Stopped<'_>| Ok(carrier.call_function(*hook, HOOK_TIMEOUT)?);
+        let returned =
+            event_pump::with_carrier(process, session, call, &mut |tid, ns| report.stopped(tid, "hook", ns))?;
+        if must_be_zero && returned != 0 {
+            return Err(Error::Hook { at: *hook, returned });
+        }
+    }
+    Ok(())
+}
