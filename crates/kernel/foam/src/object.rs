@@ -1,4 +1,4 @@
-//! What an image holds the memory of.
+//! Owners of the memory in an image.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
