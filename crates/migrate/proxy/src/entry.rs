@@ -1,7 +1,6 @@
 //! Shared view of a session, and the commands that reach it.
 
 use crate::capture::Capture;
-use crate::config::Server;
 use crate::latency_histogram::LatencyHistogram;
 use crate::target::Target;
 use std::collections::HashMap;
@@ -9,6 +8,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_postgres::{Server, fill_random};
 use stillpoint_migrate_wire::frontend::CancelKey;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -263,7 +263,7 @@ impl Directory {
         waits: Arc<LatencyHistogram>,
     ) -> Option<(Arc<Entry>, UnboundedReceiver<Command>)> {
         let mut secret = vec![0; secret_len];
-        crate::secret::random(&mut secret);
+        fill_random(&mut secret);
         let mut entries = lock(&self.entries);
         if entries.1.len() >= most {
             return None;

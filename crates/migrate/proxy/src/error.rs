@@ -3,6 +3,7 @@
 
 use crate::untrusted::UntrustedText;
 use std::path::PathBuf;
+use stillpoint_migrate_postgres::LinkError;
 use stillpoint_migrate_wire::WireError;
 use thiserror::Error;
 
@@ -148,6 +149,19 @@ pub(crate) enum SessionError {
     /// A time limit was reached.
     #[error("{0} took too long")]
     TimedOut(&'static str),
+}
+
+impl From<LinkError> for SessionError {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Io(error) => SessionError::Server(error),
+            LinkError::Closed => SessionError::ServerClosed,
+            LinkError::Protocol(error) => SessionError::ServerProtocol(error),
+            LinkError::Refused(report) => {
+                SessionError::ServerRefused { code: report.code.into(), message: report.message.into() }
+            }
+        }
+    }
 }
 
 /// Error that a client gets before its connection is closed.

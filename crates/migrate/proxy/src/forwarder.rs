@@ -284,12 +284,12 @@ mod tests {
     use super::*;
     use crate::entry::{Entry, SessionIdentity};
     use crate::session::{CustomNames, StateTracker};
-    use crate::stream::{Raw, Stream};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream as StdUnixStream;
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
     use std::time::Duration;
+    use stillpoint_migrate_postgres::{Raw, Stream};
     use stillpoint_migrate_wire::{frame, frontend};
     use tokio::net::UnixStream;
 

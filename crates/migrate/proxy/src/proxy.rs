@@ -1,13 +1,13 @@
 //! State that all threads of the proxy share.
 
 use crate::capture::Memory;
-use crate::config::{ANY, Config, Server};
+use crate::config::{ANY, Config};
 use crate::entry::{Command, Counters, Directory, lock};
 use crate::error::{ConfigError, StartError};
 use crate::logins::Logins;
+use crate::mock_secret::MockSecret;
 use crate::pending_connections::PendingConnections;
 use crate::routes::{Lock, Routes};
-use crate::secret::MockSecret;
 use crate::standby::Place;
 use crate::tenant::Tenant;
 use crate::tls;
@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
+use stillpoint_migrate_postgres::Server;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 

@@ -1,13 +1,13 @@
 //! A database behind the proxy: its server, its sessions, and its pauses for a switch-over.
 
 use crate::capture::{Capture, Memory};
-use crate::config::{Server, TenantConfig};
+use crate::config::TenantConfig;
 use crate::entry::{Activity, Command, Entry, Reporter, lock};
 use crate::error::Refusal;
 use crate::latency_histogram::LatencyHistogram;
+use crate::mock_secret::MockSecret;
 use crate::proxy::Proxy;
 use crate::routes::{Routes, Staged};
-use crate::secret::MockSecret;
 use crate::session::CustomNames;
 use crate::target::Target;
 use crate::verifiers;
@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stillpoint_migrate_postgres::Server;
 use stillpoint_migrate_wire::scram::Verifier;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;

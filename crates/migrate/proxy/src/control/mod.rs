@@ -10,10 +10,10 @@ pub(crate) mod server;
 pub use crate::entry::Activity;
 pub use client::{Client, ControlError};
 
-use crate::config::Server;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use stillpoint_migrate_postgres::Server;
 
 /// Request to the proxy.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -23,14 +23,11 @@ pub(crate) use state_tracker::CustomNames;
 pub(crate) use state_tracker::StateTracker;
 
 use crate::capture::Capture;
-use crate::config::Server;
 use crate::entry::{Activity, Command, Entry, Reporter};
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
 use crate::proxy::Proxy;
-use crate::secret::Credential;
-use crate::stream::Stream;
 use crate::target::Target;
 use crate::tenant::Tenant;
 use captured::CapturedSession;
@@ -40,6 +37,7 @@ use session_state::SessionState;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use stillpoint_migrate_postgres::{Credential, Server, Stream, exchange};
 use stillpoint_migrate_wire::backend::put_fatal;
 use stillpoint_migrate_wire::backend::put_parameter_status;
 use stillpoint_migrate_wire::frontend::{put_sync, put_terminate};
@@ -371,8 +369,8 @@ impl Session {
     async fn read_last_messages(&mut self) {
         let mut bytes = Vec::new();
         put_sync(&mut bytes);
-        let exchange = tokio::time::timeout(CLOSE_TIMEOUT, link::exchange(&mut self.pump.server, &bytes, 1));
-        if let Ok(Ok(answers)) = exchange.await {
+        let asked = tokio::time::timeout(CLOSE_TIMEOUT, exchange(&mut self.pump.server, &bytes, 1));
+        if let Ok(Ok(answers)) = asked.await {
             self.pump.inject(&answers.aside);
         }
     }
@@ -390,7 +388,7 @@ async fn close_later(mut source: Stream, wait: Duration) {
 async fn query_state(pump: &mut Pump, tenant: &Tenant) -> Result<Result<SessionState, String>, SessionError> {
     let names: Vec<String> = crate::entry::lock(&tenant.custom).iter().cloned().collect();
     let question = session_state::state_query(names.iter().map(String::as_str));
-    let answers = link::exchange(&mut pump.server, &question.bytes, question.syncs).await?;
+    let answers = exchange(&mut pump.server, &question.bytes, question.syncs).await?;
     pump.inject(&answers.aside);
     Ok(match answers.error {
         Some((code, message)) => Err(format!("cannot query the session's state: {code}: {message}")),
