@@ -52,6 +52,7 @@ const PACKAGES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
+    ("stillpoint-migrate-control", Layer::Edge, Pillar::Migrate),
     ("stillpoint-migrate-postgres", Layer::Edge, Pillar::Migrate),
     ("stillpoint-migrate-proxy", Layer::Edge, Pillar::Migrate),
     ("stillpoint-migrate-engine", Layer::Engine, Pillar::Migrate),

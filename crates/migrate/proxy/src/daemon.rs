@@ -1,6 +1,5 @@
 //! The proxy's process: sockets, threads, signals.
 
-use crate::config::{Config, Endpoint, secrets_warnings};
 use crate::control;
 use crate::descriptors;
 use crate::error::StartError;
@@ -8,12 +7,14 @@ use crate::listen::{self, Listener, SocketFile};
 use crate::metrics;
 use crate::proxy::{Proxy, Settings};
 use crate::routes::Lock;
+use crate::secret_files;
 use crate::standby;
 use crate::workers::{self, Workers};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_control::{Config, Endpoint};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -77,7 +78,7 @@ fn runtime() -> Result<Runtime, StartError> {
 pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     let mut warnings = settings.config.warnings();
-    warnings.extend(secrets_warnings(&settings.config));
+    warnings.extend(secret_files::warnings(&settings.config));
     warnings.extend(descriptors::warning(&settings.config));
     Ok((settings.config, warnings))
 }
@@ -92,7 +93,8 @@ async fn serve(
     started: impl FnOnce(&Config),
 ) -> Result<(), StartError> {
     let config = settings.config.clone();
-    let surprises = config.warnings().into_iter().chain(secrets_warnings(&config)).chain(descriptors::raise(&config));
+    let surprises =
+        config.warnings().into_iter().chain(secret_files::warnings(&config)).chain(descriptors::raise(&config));
     surprises.for_each(|warning| tracing::warn!("{warning}"));
     let proxy = Arc::new(Proxy::new(settings, lock)?);
     let until = Instant::now() + patience;
@@ -224,7 +226,7 @@ fn reload(path: &Path, proxy: &Proxy) {
             }
             settings.config = in_force;
             let config = &settings.config;
-            let surprises = config.warnings().into_iter().chain(secrets_warnings(config));
+            let surprises = config.warnings().into_iter().chain(secret_files::warnings(config));
             surprises.for_each(|warning| tracing::warn!("{warning}"));
             proxy.reload(settings);
             tracing::info!("configuration reloaded");
@@ -258,7 +260,7 @@ async fn accept_control((listener, _file): (UnixListener, SocketFile), proxy: Ar
     let mut connections = tokio::task::JoinSet::new();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(connections.spawn(control::server::serve(stream, proxy.clone()))),
+            Ok((stream, _)) => drop(connections.spawn(control::serve(stream, proxy.clone()))),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a control connection");
                 tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_postgres::{Server, fill_random};
 use stillpoint_migrate_wire::frontend::CancelKey;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -15,36 +16,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 /// Locks; the state that a panicked thread left is as good as any other here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Activity of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activity {
-    /// The client logs in.
-    Starting,
-    /// No statement or transaction is under way.
-    Idle,
-    /// A statement runs.
-    Active,
-    /// A transaction is open.
-    InTransaction,
-    /// The session waits for a switch-over.
-    Parked,
-}
-
-impl Activity {
-    const ALL: [Activity; 5] =
-        [Activity::Starting, Activity::Idle, Activity::Active, Activity::InTransaction, Activity::Parked];
-
-    /// Reason why others wait for a session with this activity.
-    pub(crate) fn blocking_reason(self) -> &'static str {
-        match self {
-            Activity::Starting => "is logging in",
-            Activity::InTransaction => "its client holds a transaction open",
-            _ => "its statement runs",
-        }
-    }
 }
 
 /// Reports one session's result of a request that all sessions of a tenant got. Dropping it reports that the session is

@@ -3,36 +3,10 @@
 
 use crate::untrusted::UntrustedText;
 use std::path::PathBuf;
+use stillpoint_migrate_control::ConfigError;
 use stillpoint_migrate_postgres::LinkError;
 use stillpoint_migrate_wire::WireError;
 use thiserror::Error;
-
-/// The configuration cannot be used.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Cause of the failure.
-        source: std::io::Error,
-    },
-    /// The text is not TOML, or has other keys or types than a configuration.
-    #[error("{0}")]
-    Syntax(String),
-    /// The parts of the configuration do not fit together.
-    #[error("{0}")]
-    Invalid(String),
-    /// A certificate or key cannot be used.
-    #[error("{}: {why}", path.display())]
-    Tls {
-        /// Path of the file.
-        path: PathBuf,
-        /// Cause of the failure.
-        why: String,
-    },
-}
 
 /// The proxy cannot start.
 #[derive(Debug, Error)]

@@ -13,12 +13,12 @@
 //! answer. A client that waits for a server keeps its place. The next in line is the login whose address has the fewest
 //! under way.
 
-use crate::config::{ANY, Config, Limits, Origin};
 use crate::entry::lock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stillpoint_migrate_control::{ANY, Config, Limits, Origin};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 

@@ -1,9 +1,8 @@
 //! State that all threads of the proxy share.
 
 use crate::capture::Memory;
-use crate::config::{ANY, Config};
 use crate::entry::{Command, Counters, Directory, lock};
-use crate::error::{ConfigError, StartError};
+use crate::error::StartError;
 use crate::logins::Logins;
 use crate::mock_secret::MockSecret;
 use crate::pending_connections::PendingConnections;
@@ -15,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
+use stillpoint_migrate_control::{ANY, Config, ConfigError};
 use stillpoint_migrate_postgres::Server;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;

@@ -14,8 +14,6 @@
 //! a process when its last thread is gone, and not before: two proxies never serve together. A proxy that hangs keeps
 //! its lock, and is not replaced. The servers end the dead proxy's transactions, as for any client that is gone.
 
-use crate::config::Config;
-use crate::control::{Client, ControlError, Reply, Request};
 use crate::daemon::{SignalRequest, Signals};
 use crate::entry::lock;
 use crate::error::StartError;
@@ -23,6 +21,7 @@ use crate::proxy::{Proxy, Settings};
 use crate::routes::Lock;
 use std::sync::Mutex;
 use std::time::Duration;
+use stillpoint_migrate_control::{Client, Config, ControlError, Reply, Request};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::Instant;

@@ -1,8 +1,7 @@
 //! A database behind the proxy: its server, its sessions, and its pauses for a switch-over.
 
 use crate::capture::{Capture, Memory};
-use crate::config::TenantConfig;
-use crate::entry::{Activity, Command, Entry, Reporter, lock};
+use crate::entry::{Command, Entry, Reporter, lock};
 use crate::error::Refusal;
 use crate::latency_histogram::LatencyHistogram;
 use crate::mock_secret::MockSecret;
@@ -15,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stillpoint_migrate_control::{Activity, TenantConfig};
 use stillpoint_migrate_postgres::Server;
 use stillpoint_migrate_wire::scram::Verifier;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};

@@ -1,9 +1,8 @@
 //! TLS of clients, with the proxy's certificate.
 
-use crate::config::TlsFiles;
-use crate::error::ConfigError;
 use std::path::Path;
 use std::sync::Arc;
+use stillpoint_migrate_control::{ConfigError, TlsFiles};
 use stillpoint_migrate_postgres::tls::{certificates, provider};
 use stillpoint_migrate_postgres::{Raw, Stream};
 use tokio_rustls::TlsAcceptor;

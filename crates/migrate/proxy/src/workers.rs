@@ -2,7 +2,6 @@
 //! and waits for all of its sessions with one system call. A session stays with its pair, and with one of the two at a
 //! time, so the threads share nothing of it.
 
-use crate::config::Origin;
 use crate::error::StartError;
 use crate::forwarder::Forwarder;
 use crate::polled_stream::PolledStream;
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use stillpoint_migrate_control::Origin;
 use stillpoint_migrate_postgres::Raw;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::OwnedSemaphorePermit;

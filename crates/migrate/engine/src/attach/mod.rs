@@ -28,8 +28,8 @@ use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stillpoint_host::file::read_regular;
-use stillpoint_migrate_proxy::Config;
-use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
+use stillpoint_migrate_control::Config;
+use stillpoint_migrate_control::{Client, Reply, Request, Status};
 use tokio::net::UnixStream;
 
 /// Maximum time for the proxy to read its file again.

@@ -3,7 +3,6 @@
 use super::pump::Pump;
 use super::startup::StartupRequest;
 use super::{Session, state_tracker::StateTracker};
-use crate::entry::Activity;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
@@ -13,6 +12,7 @@ use crate::tenant::Place;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_postgres::{Credential, Greeting, LinkError, Login, Reader, Ready, Server, Stream, nonce};
 use stillpoint_migrate_wire::backend::{self, Authentication, put_authentication, put_key_data, put_parameter_status};
 use stillpoint_migrate_wire::frame::HEADER_LEN;

@@ -16,14 +16,13 @@ mod startup;
 mod state_tracker;
 
 pub(crate) use pump::{Event, NextStep, Pump};
-pub use session_state::SESSION_SETTINGS;
 pub(crate) use startup::serve;
 pub(crate) use state_tracker::CustomNames;
 #[cfg(test)]
 pub(crate) use state_tracker::StateTracker;
 
 use crate::capture::Capture;
-use crate::entry::{Activity, Command, Entry, Reporter};
+use crate::entry::{Command, Entry, Reporter};
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
@@ -37,6 +36,7 @@ use session_state::SessionState;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_postgres::{Credential, Server, Stream, exchange};
 use stillpoint_migrate_wire::backend::put_fatal;
 use stillpoint_migrate_wire::backend::put_parameter_status;
@@ -44,9 +44,6 @@ use stillpoint_migrate_wire::frontend::{put_sync, put_terminate};
 use stillpoint_migrate_wire::startup::Startup;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc::UnboundedReceiver;
-
-/// Memory of a session for bytes under way and for its state: two buffers, and as much for its notes.
-pub(crate) const MEMORY_MAX: usize = 4 * crate::buffer::LEN;
 
 /// Shortest time until a prepared session that changes its state is asked for it again.
 const FOLLOW_INTERVAL_MIN: Duration = Duration::from_millis(200);

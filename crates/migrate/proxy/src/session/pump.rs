@@ -5,7 +5,7 @@
 
 use crate::batch::{Taken, Write};
 use crate::buffer::Buffer;
-use crate::entry::{Activity, Command, Counters, Entry, now_us};
+use crate::entry::{Command, Counters, Entry, now_us};
 use crate::error::SessionError;
 use crate::forwarder::Forwarder;
 use crate::polled_stream::{End, PolledStream};
@@ -19,6 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
+use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_postgres::Stream;
 use stillpoint_migrate_wire::frame::{Scanner, Step};
 use stillpoint_migrate_wire::{Conversation, Status, WireError, backend, frontend};

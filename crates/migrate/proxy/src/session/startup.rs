@@ -1,8 +1,6 @@
 //! The beginning of a connection: encryption, requests to cancel, the client's user and database.
 
 use super::{CLOSE_TIMEOUT, Session, login};
-use crate::config::Origin;
-use crate::config::access;
 use crate::entry::{Command, SessionIdentity};
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
@@ -14,6 +12,7 @@ use crate::tenant;
 use crate::tls;
 use crate::workers::Arrival;
 use std::sync::Arc;
+use stillpoint_migrate_control::{Origin, allows};
 use stillpoint_migrate_postgres::{Raw, Stream};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::backend::put_fatal;
@@ -200,7 +199,7 @@ impl StartupRequest {
 
 fn check_startup(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Result<StartupRequest, Refusal> {
     let (user, database) = (startup.user().to_owned(), startup.database().to_owned());
-    if !access::allows(&settings.config.allow, &database, &user, origin, tls) {
+    if !allows(&settings.config.allow, &database, &user, origin, tls) {
         let from = match origin {
             Origin::Local => "local socket".into(),
             Origin::Address(address) => address.to_string(),

@@ -22,8 +22,7 @@ mod statement_capture;
 mod statements;
 mod transaction;
 
-use crate::capture::facts::{self, Facts};
-use crate::capture::{Capture, MemoryShare, PendingCommit, SessionContext};
+use crate::capture::{Capture, MemoryShare, PendingCommit};
 use crate::entry::Command;
 use crate::error::SessionError;
 use crate::session::pump::{Admission, Event, Pump};
@@ -32,6 +31,7 @@ use statements::{Statement, StatementFacts};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_capture::facts::{self, Facts, SessionContext};
 use stillpoint_migrate_capture::{Catalogue, RewrittenStatement};
 use stillpoint_migrate_postgres::exchange;
 use stillpoint_migrate_wire::WireError;
