@@ -12,7 +12,7 @@
 //! sent ([`RunningReport::Begins`]) and when its snapshot is known, in one order with the commits. The snapshot saw the commits
 //! that were reported before it; it may or may not have seen later ones.
 
-use crate::entry::lock;
+use crate::mutex::lock;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

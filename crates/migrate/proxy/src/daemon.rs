@@ -8,6 +8,7 @@ use crate::metrics;
 use crate::proxy::{Proxy, Settings};
 use crate::routes::Lock;
 use crate::secret_files;
+use crate::signals::{SignalRequest, Signals};
 use crate::standby;
 use crate::workers::{self, Workers};
 use std::io::ErrorKind;
@@ -17,7 +18,6 @@ use std::time::Duration;
 use stillpoint_migrate_control::{Config, Endpoint};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -174,44 +174,6 @@ impl Listeners {
             None => None,
         };
         Ok(Listeners { control, clients, metrics })
-    }
-}
-
-/// Request to the process by a signal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SignalRequest {
-    /// Reload the configuration.
-    Reload,
-    /// End: patiently, so that transactions may finish, or at once.
-    End { patiently: bool },
-}
-
-/// Handlers of the signals; a signal without one would end the process.
-pub(crate) struct Signals {
-    hangup: Signal,
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn install() -> Result<Signals, StartError> {
-        let handler = |kind: SignalKind| -> Result<Signal, StartError> {
-            signal(kind).map_err(|source| StartError::System { what: "a signal handler", source })
-        };
-        Ok(Signals {
-            hangup: handler(SignalKind::hangup())?,
-            terminate: handler(SignalKind::terminate())?,
-            interrupt: handler(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for the next request.
-    pub(crate) async fn next(&mut self) -> SignalRequest {
-        tokio::select! {
-            _ = self.hangup.recv() => SignalRequest::Reload,
-            _ = self.terminate.recv() => SignalRequest::End { patiently: true },
-            _ = self.interrupt.recv() => SignalRequest::End { patiently: false },
-        }
     }
 }
 

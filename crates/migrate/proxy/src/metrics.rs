@@ -1,6 +1,6 @@
 //! Metrics in Prometheus' text format, with the little HTTP that they need.
 
-use crate::entry::Counters;
+use crate::counters::Counters;
 use crate::proxy::Proxy;
 use std::collections::VecDeque;
 use std::fmt::Write;

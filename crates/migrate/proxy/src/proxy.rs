@@ -1,13 +1,16 @@
 //! State that all threads of the proxy share.
 
 use crate::capture::Memory;
-use crate::entry::{Command, Counters, Directory, lock};
+use crate::command::Command;
+use crate::counters::Counters;
+use crate::entry::Directory;
 use crate::error::StartError;
 use crate::logins::Logins;
 use crate::mock_secret::MockSecret;
+use crate::mutex::lock;
 use crate::pending_connections::PendingConnections;
 use crate::routes::{Lock, Routes};
-use crate::standby::Place;
+use crate::standby_place::Place;
 use crate::tenant::Tenant;
 use crate::tls;
 use std::collections::BTreeMap;

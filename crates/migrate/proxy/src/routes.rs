@@ -4,8 +4,8 @@
 //! One proxy uses the file at a time: the one that holds the lock beside it. The kernel releases the lock when the
 //! process ends in any way. A proxy that ends by itself does not change the file after it has released the lock.
 
-use crate::entry::lock;
 use crate::error::StartError;
+use crate::mutex::lock;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;

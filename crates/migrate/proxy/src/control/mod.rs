@@ -179,7 +179,7 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
         Request::Switch { tenant } => match take_pause(pause, &tenant) {
             Ok(held) => {
                 let entries = entries(proxy);
-                let switched = held.switch(proxy).await;
+                let switched = held.switch(&proxy.routes).await;
                 switched.map(|(sessions, reports)| Reply::Switched {
                     sessions,
                     failed: remarks(&entries, failures(reports)),

@@ -1,5 +1,6 @@
 //! Login: the server asks, the client answers, and the proxy listens; or the proxy asks, if it has the verifiers.
 
+use super::place::Place;
 use super::pump::Pump;
 use super::startup::StartupRequest;
 use super::{Session, state_tracker::StateTracker};
@@ -8,7 +9,6 @@ use crate::forwarder::Forwarder;
 use crate::link;
 use crate::logins;
 use crate::proxy::Proxy;
-use crate::tenant::Place;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,14 +143,14 @@ pub(super) async fn log_in(
             // pause.
             let credential = request_proof(&mut client, verifier, &request.who.user).await?;
             request.must_be_served().map_err(SessionError::Refused)?;
-            let server = place.admit().await.map_err(SessionError::Refused)?.server;
+            let server = place.tenant.admit(&place.entry).await.map_err(SessionError::Refused)?.server;
             match log_in_again(server, request, credential, limit).await {
                 Ok(ready) => ready,
                 Err(error) => return Err(report_refusal(&mut client, error).await),
             }
         }
         None => {
-            let server = place.server_in_service().await.map_err(SessionError::Refused)?;
+            let server = place.tenant.server_in_service().await.map_err(SessionError::Refused)?;
             let packet = link::startup_packet(&request.startup, &server);
             let mut stream = link::connect(&server, limit).await?;
             stream.write_all(&packet).await.map_err(SessionError::Server)?;
@@ -159,7 +159,7 @@ pub(super) async fn log_in(
             request.must_be_served().map_err(SessionError::Refused)?;
             // Not earlier: a client that has not proved its identity must not hold up a pause here either.
             let target = place.tenant.target();
-            let admitted = place.admit().await.map_err(SessionError::Refused)?;
+            let admitted = place.tenant.admit(&place.entry).await.map_err(SessionError::Refused)?;
             if Arc::ptr_eq(&admitted.server, &server) && !admitted.waited {
                 read_greeting(&mut client, observed, server).await?
             } else {

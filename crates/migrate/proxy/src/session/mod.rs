@@ -10,19 +10,15 @@
 mod captured;
 mod counterpart;
 mod login;
-mod pump;
+mod place;
+pub(crate) mod pump;
 mod session_state;
-mod startup;
-mod state_tracker;
-
-pub(crate) use pump::{Event, NextStep, Pump};
-pub(crate) use startup::serve;
-pub(crate) use state_tracker::CustomNames;
-#[cfg(test)]
-pub(crate) use state_tracker::StateTracker;
+pub(crate) mod startup;
+pub(crate) mod state_tracker;
 
 use crate::capture::Capture;
-use crate::entry::{Command, Entry, Reporter};
+use crate::command::{Command, Reporter};
+use crate::entry::Entry;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
@@ -31,7 +27,7 @@ use crate::target::Target;
 use crate::tenant::Tenant;
 use captured::CapturedSession;
 use counterpart::{Counterpart, TargetLogin};
-use pump::Admission;
+use pump::{Admission, Event, Pump};
 use session_state::SessionState;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -95,11 +91,13 @@ impl Session {
         loop {
             let event = match &mut self.captured {
                 Some(captured) => captured.run(&mut self.pump, commands).await,
-                None => {
-                    let (pump, event) = self.pump.run(commands, &self.forwarder).await?;
+                // After an error here the session is lost.
+                None if self.pump.needs_only_forwarding() => {
+                    let (pump, event) = self.forwarder.forward(self.pump, commands).await?;
                     self.pump = pump;
                     event
                 }
+                None => self.pump.run(commands).await,
             };
             let end = match event {
                 Ok(Event::ClientLeft) => End::Left,
@@ -383,7 +381,7 @@ async fn close_later(mut source: Stream, wait: Duration) {
 
 /// Asks the server for the session's state; the inner error is the reason why the state is not known.
 async fn query_state(pump: &mut Pump, tenant: &Tenant) -> Result<Result<SessionState, String>, SessionError> {
-    let names: Vec<String> = crate::entry::lock(&tenant.custom).iter().cloned().collect();
+    let names: Vec<String> = crate::mutex::lock(&tenant.custom).iter().cloned().collect();
     let question = session_state::state_query(names.iter().map(String::as_str));
     let answers = exchange(&mut pump.server, &question.bytes, question.syncs).await?;
     pump.inject(&answers.aside);

@@ -5,9 +5,10 @@
 
 use crate::batch::{Taken, Write};
 use crate::buffer::Buffer;
-use crate::entry::{Command, Counters, Entry, now_us};
+use crate::command::Command;
+use crate::counters::Counters;
+use crate::entry::{Entry, now_us};
 use crate::error::SessionError;
-use crate::forwarder::Forwarder;
 use crate::polled_stream::{End, PolledStream};
 use crate::session::state_tracker::StateTracker;
 use rustix::io::Errno;
@@ -213,21 +214,13 @@ impl Pump {
         self.down.buffer.append(down);
     }
 
-    /// Passes bytes on until an event needs a decision; after an error of the outer kind the session is lost.
-    pub(super) async fn run(
-        mut self,
-        commands: &mut UnboundedReceiver<Command>,
-        forwarder: &Forwarder,
-    ) -> Result<(Pump, Result<Event, SessionError>), SessionError> {
-        if self.needs_only_forwarding() {
-            return forwarder.forward(self, commands).await;
-        }
-        let event = poll_fn(|cx| self.poll(cx, commands)).await;
-        Ok((self, event))
+    /// Passes bytes on until an event needs a decision.
+    pub(super) async fn run(&mut self, commands: &mut UnboundedReceiver<Command>) -> Result<Event, SessionError> {
+        poll_fn(|cx| self.poll(cx, commands)).await
     }
 
     /// Returns true if the session only needs its bytes passed on.
-    fn needs_only_forwarding(&self) -> bool {
+    pub(super) fn needs_only_forwarding(&self) -> bool {
         let plain = matches!((&self.client, &self.server), (Stream::Plain(_), Stream::Plain(_)));
         plain && self.admission == Admission::Open && !self.wants_boundary && self.follows.is_none()
     }

@@ -23,7 +23,7 @@ mod statements;
 mod transaction;
 
 use crate::capture::{Capture, MemoryShare, PendingCommit};
-use crate::entry::Command;
+use crate::command::Command;
 use crate::error::SessionError;
 use crate::session::pump::{Admission, Event, Pump};
 use inbox::{Inbox, SMALL_MESSAGE_BYTES};
@@ -305,7 +305,7 @@ impl CapturedSession {
                 }
                 read = pump.client.read_buf(&mut self.from_client.bytes), if room => {
                     let n = read.map_err(SessionError::Client)?;
-                    crate::entry::Counters::add(&pump.entry.counters.bytes_up, n as u64);
+                    crate::counters::Counters::add(&pump.entry.counters.bytes_up, n as u64);
                     if n == 0 {
                         return Ok(Event::ClientLeft);
                     }
@@ -327,7 +327,7 @@ impl CapturedSession {
     }
 
     fn count_down(&self, pump: &Pump, n: usize) -> Result<(), SessionError> {
-        crate::entry::Counters::add(&pump.entry.counters.bytes_down, n as u64);
+        crate::counters::Counters::add(&pump.entry.counters.bytes_down, n as u64);
         if n == 0 { Err(SessionError::ServerClosed) } else { Ok(()) }
     }
 

@@ -2,7 +2,7 @@
 
 use super::inbox::Message;
 use super::{CapturedSession, ExpectedReply, QueryProtocol};
-use crate::entry::Counters;
+use crate::counters::Counters;
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use std::sync::Arc;
