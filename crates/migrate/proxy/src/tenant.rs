@@ -296,12 +296,12 @@ impl Tenant {
         Ok(PauseOutcome::Blocked(who))
     }
 
-    /// Waits while it is paused; returns the server in service, without a session's entry.
+    /// Waits until it is not paused; returns the server in service, and enters no session.
     pub(crate) async fn server_in_service(&self) -> Result<Arc<Server>, Refusal> {
         self.when_open(|_| {}).await.map(|admitted| admitted.server)
     }
 
-    /// Waits while it is paused, and enters a session; returns the server in service from now on.
+    /// Waits until it is not paused, and enters a session; returns the server in service from now on.
     pub(crate) async fn admit(&self, entry: &Arc<Entry>) -> Result<TenantAdmission, Refusal> {
         self.when_open(|state| {
             state.sessions.insert(entry.id, entry.clone());
