@@ -3,7 +3,8 @@
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_migrate_proxy::{Config, StartError};
+use stillpoint_migrate_control::Config;
+use stillpoint_migrate_proxy::StartError;
 
 /// Example of a configuration; shown by `--help`.
 const EXAMPLE: &str = r#"The configuration file (TOML):

@@ -60,6 +60,7 @@ mod catalogue;
 mod control;
 mod determinism;
 mod error;
+pub mod facts;
 mod image;
 mod parse;
 mod rewrite;

@@ -9,7 +9,7 @@ use crate::proxy_client::ProxyClient;
 use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, replication_objects, roles, server_settings};
 use serde::Serialize;
 use std::collections::HashSet;
-use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
+use stillpoint_migrate_capture::facts::{Capturable, capturable, capturable_question};
 
 /// Handling of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

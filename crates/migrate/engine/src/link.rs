@@ -2,23 +2,24 @@
 //!
 //! tokio-postgres is not suitable: it has no CopyBoth, sends a Sync after every statement, and copies COPY data through its own
 //! buffers. Here a replayed transaction is one batch with one Sync, COPY data passes through unchanged, and the replication
-//! stream is one more mode of the same connection. Login and message encoding come from `postgres-protocol`.
+//! stream is one more mode of the same connection. Message encoding comes from `postgres-protocol`.
 
-use crate::server::{Address, Server};
-use crate::{Error, session_settings};
-use bytes::{Buf, Bytes, BytesMut};
-use postgres_protocol::authentication::{md5_hash, sasl};
+use crate::{Error, Server, session_settings};
+use bytes::{Bytes, BytesMut};
 use postgres_protocol::message::frontend;
 use rustix::net::sockopt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
-use stillpoint_migrate_wire::backend::{Report, report, without_values};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+pub(crate) use stillpoint_migrate_postgres::Frame;
+use stillpoint_migrate_postgres::{
+    AuthenticationError, ConnectError, Credential, LinkError, Login, LoginError, ReadHalf, Reader, Stream, WriteHalf,
+};
+use stillpoint_migrate_wire::WireError;
+use stillpoint_migrate_wire::backend::{self, Report, report, without_values};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
-/// Maximum size in bytes of a row or message of the protocol.
-const MESSAGE_MAX: usize = 1 << 30;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without traffic after which the system checks that the other machine is reachable.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -34,23 +35,16 @@ pub(crate) enum Purpose {
     Replication,
 }
 
-/// A message from the server: its tag, and its contents after the length.
-#[derive(Debug)]
-pub(crate) struct Frame {
-    pub(crate) tag: u8,
-    pub(crate) body: Bytes,
-}
-
 /// The receiving half of a connection.
 pub(crate) struct Receiver {
-    stream: Box<dyn AsyncRead + Send + Unpin>,
-    buffer: BytesMut,
+    stream: ReadHalf,
+    reader: Reader,
     server: String,
 }
 
 /// The sending half of a connection.
 pub(crate) struct Sender {
-    stream: Box<dyn AsyncWrite + Send + Unpin>,
+    stream: WriteHalf,
     /// Bytes to be sent next; frontend messages are appended.
     pub(crate) buffer: BytesMut,
     /// True if encryption may still hold back the end of the bytes it was given.
@@ -85,7 +79,7 @@ impl Receiver {
     /// Returns the next message if it has been received already.
     pub(crate) fn waiting(&mut self) -> Result<Option<Frame>, Error> {
         loop {
-            match self.buffered()? {
+            match self.reader.buffered().map_err(|error| self.broken(error))? {
                 Some(frame) if matches!(frame.tag, b'N' | b'S' | b'A') => {}
                 other => return Ok(other),
             }
@@ -94,59 +88,40 @@ impl Receiver {
 
     /// Returns true if the next message has not been received completely.
     pub(crate) fn needs_read(&self) -> bool {
-        let length = |head: &[u8]| u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
-        self.buffer.get(..5).is_none_or(|head| self.buffer.len() <= length(head))
+        self.reader.needs_read()
     }
 
     async fn any_frame(&mut self) -> Result<Frame, Error> {
-        loop {
-            if let Some(frame) = self.buffered()? {
-                return Ok(frame);
-            }
-            self.buffer.reserve(64 << 10);
-            match self.stream.read_buf(&mut self.buffer).await {
-                Ok(0) => return Err(self.connection_lost(io::ErrorKind::UnexpectedEof.into())),
-                Ok(_) => {}
-                Err(error) => return Err(self.connection_lost(error)),
-            }
-        }
+        self.reader.next(&mut self.stream).await.map_err(|error| self.broken(error))
     }
 
-    fn buffered(&mut self) -> Result<Option<Frame>, Error> {
-        if self.buffer.len() < 5 {
-            return Ok(None);
-        }
-        let length = u32::from_be_bytes([self.buffer[1], self.buffer[2], self.buffer[3], self.buffer[4]]) as usize;
-        if !(4..MESSAGE_MAX).contains(&length) {
-            return Err(self.protocol(format!("a message of {length} bytes")));
-        }
-        if self.buffer.len() <= length {
-            self.buffer.reserve(length + 1 - self.buffer.len());
-            return Ok(None);
-        }
-        let mut whole = self.buffer.split_to(length + 1).freeze();
-        let tag = whole.get_u8();
-        whole.advance(4);
-        Ok(Some(Frame { tag, body: whole }))
+    fn broken(&self, error: LinkError) -> Error {
+        broken(&self.server, error)
     }
 
     pub(crate) fn protocol(&self, what: String) -> Error {
         Error::Protocol { server: self.server.clone(), what }
     }
 
-    fn connection_lost(&self, source: io::Error) -> Error {
-        Error::Lost { server: self.server.clone(), doing: "reading".into(), source }
-    }
-
     /// Makes an error from an ErrorResponse.
     pub(crate) fn sql_error(&self, body: &Bytes, doing: &str) -> Error {
-        let Report { code, message, detail, .. } = report(body).unwrap_or_default();
-        let message = without_values(&code, &message, &detail);
-        let mut doing: String = doing.chars().take(200).collect();
-        if doing.is_empty() {
-            doing = "connecting".into();
-        }
-        Error::Sql { server: self.server.clone(), doing, code, message }
+        sql_error(&self.server, report(body).unwrap_or_default(), doing)
+    }
+}
+
+fn sql_error(server: &str, report: Report, doing: &str) -> Error {
+    let Report { code, message, detail, .. } = report;
+    let message = without_values(&code, &message, &detail);
+    Error::Sql { server: server.into(), doing: doing.chars().take(200).collect(), code, message }
+}
+
+fn broken(server: &str, error: LinkError) -> Error {
+    let lost = |source: io::Error| Error::Lost { server: server.into(), doing: "reading".into(), source };
+    match error {
+        LinkError::Io(error) => lost(error),
+        LinkError::Closed => lost(io::ErrorKind::UnexpectedEof.into()),
+        LinkError::Protocol(error) => Error::Protocol { server: server.into(), what: error.to_string() },
+        LinkError::Refused(report) => sql_error(server, report, "connecting"),
     }
 }
 
@@ -179,57 +154,14 @@ impl Sender {
 impl Link {
     /// Connects and logs in. The session's output has the form that both sides read in the same way.
     pub(crate) async fn connect(server: &Server, purpose: Purpose, settings: &[(&str, &str)]) -> Result<Link, Error> {
-        let connecting = async {
-            let mut link = Link::open(server, purpose).await?;
-            link.log_in(server, purpose, settings).await?;
-            Ok(link)
-        };
+        let connecting = async { Link::log_in(open(server, purpose).await?, server, purpose, settings).await };
         tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| {
             Err(Error::TimedOut { what: format!("connecting to {server}"), limit: CONNECT_TIMEOUT, who: Vec::new() })
         })
     }
 
-    async fn open(server: &Server, purpose: Purpose) -> Result<Link, Error> {
-        type Halves = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
-        let opened: io::Result<Halves> = match &server.address {
-            Address::Tcp(host, port) => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await.and_then(|stream| {
-                    stream.set_nodelay(true)?;
-                    enable_keepalive(&stream)?;
-                    if purpose == Purpose::Replication && is_local_connection(stream.local_addr()?, stream.peer_addr()?)
-                    {
-                        shrink_receive_buffer(&stream)?;
-                    }
-                    Ok(stream)
-                });
-                match stream {
-                    Ok(stream) if server.is_encrypted() => {
-                        let (read, write) = tokio::io::split(start_tls(stream, server).await?);
-                        Ok((Box::new(read) as _, Box::new(write) as _))
-                    }
-                    Ok(stream) => {
-                        let (read, write) = stream.into_split();
-                        Ok((Box::new(read) as _, Box::new(write) as _))
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-            Address::Unix(path) => UnixStream::connect(path).await.map(|stream| {
-                let (read, write) = stream.into_split();
-                (Box::new(read) as _, Box::new(write) as _)
-            }),
-        };
-        let (read, write) = opened.map_err(|source| Error::Connect { server: server.to_string(), source })?;
+    async fn log_in(stream: Stream, server: &Server, purpose: Purpose, own: &[(&str, &str)]) -> Result<Link, Error> {
         let name = server.to_string();
-        Ok(Link {
-            receiver: Receiver { stream: read, buffer: BytesMut::with_capacity(64 << 10), server: name.clone() },
-            sender: Sender { stream: write, buffer: BytesMut::with_capacity(64 << 10), held_back: false, server: name },
-            pid: 0,
-            is_busy: false,
-        })
-    }
-
-    async fn log_in(&mut self, server: &Server, purpose: Purpose, own: &[(&str, &str)]) -> Result<(), Error> {
         let mut parameters = vec![
             ("user", server.user.as_str()),
             ("database", server.database.as_str()),
@@ -239,79 +171,30 @@ impl Link {
             parameters.push(("replication", "database"));
         }
         parameters.extend(session_settings::at_login(own));
-        self.sender.put(|buffer| frontend::startup_message(parameters, buffer))?;
-        self.sender.flush().await?;
-        let (mut scram, mut major, mut superuser, mut is_bytes) = (None, 0, false, false);
-        loop {
-            let frame = self.receiver.any_frame().await?;
-            match frame.tag {
-                b'R' => self.authenticate(server, &frame.body, &mut scram).await?,
-                b'S' => match parameter(&frame.body) {
-                    Some(("server_version", version)) => major = leading_number(version),
-                    Some(("is_superuser", value)) => superuser = value == "on",
-                    Some(("server_encoding", value)) => is_bytes = value == "SQL_ASCII",
-                    _ => {}
-                },
-                b'N' => {}
-                b'K' if frame.body.len() >= 4 => self.pid = (&frame.body[..4]).get_i32(),
-                b'Z' => break,
-                b'E' => return Err(self.receiver.sql_error(&frame.body, "")),
-                tag => return Err(self.receiver.protocol(format!("`{}` during login", char::from(tag)))),
-            }
+        let mut packet = BytesMut::new();
+        frontend::startup_message(parameters, &mut packet)
+            .map_err(|error| Error::Protocol { server: name.clone(), what: error.to_string() })?;
+        let login = server.password.clone().map_or(Login::Trusted, |password| Login::Password(password.into()));
+        let credential = Credential { login, stored: None };
+        let ready = stillpoint_migrate_postgres::log_in(stream, &packet, &server.user, &credential).await;
+        let ready = ready.map_err(|error| match error {
+            LoginError::Link(error) => broken(&name, error),
+            LoginError::Authentication(error) => authentication_error(&name, error),
+        })?;
+        let (read, write) = ready.stream.into_halves();
+        let mut link = Link {
+            receiver: Receiver { stream: read, reader: Reader::for_bulk(&ready.leftover), server: name.clone() },
+            sender: Sender { stream: write, buffer: BytesMut::with_capacity(64 << 10), held_back: false, server: name },
+            pid: ready.key.pid.cast_signed(),
+            is_busy: false,
+        };
+        let value = |name: &str| ready.parameters.get(name).and_then(|value| std::str::from_utf8(value).ok());
+        let (major, superuser) =
+            (value("server_version").map_or(0, leading_number), value("is_superuser") == Some("on"));
+        match session_settings::after_login(major, superuser, value("server_encoding") == Some("SQL_ASCII"), own) {
+            Some(rest) => link.query(&rest).await.map(|_| link),
+            None => Ok(link),
         }
-        match session_settings::after_login(major, superuser, is_bytes, own) {
-            Some(rest) => self.query(&rest).await.map(drop),
-            None => Ok(()),
-        }
-    }
-
-    async fn authenticate(
-        &mut self,
-        server: &Server,
-        body: &Bytes,
-        scram: &mut Option<sasl::ScramSha256>,
-    ) -> Result<(), Error> {
-        let broken = |error: io::Error| Error::Protocol { server: server.to_string(), what: error.to_string() };
-        let unsupported = |method: &str| Error::Authentication { server: server.to_string(), method: method.into() };
-        let password = || server.password.clone().ok_or_else(|| unsupported("password (and no password was given)"));
-        let mut rest = body.clone();
-        if rest.len() < 4 {
-            return Err(self.receiver.protocol("a short authentication request".into()));
-        }
-        match rest.get_i32() {
-            0 => return Ok(()),
-            3 => {
-                let password = password()?;
-                self.sender.put(|buffer| frontend::password_message(&password, buffer))?;
-            }
-            5 if rest.len() == 4 => {
-                let salt = [rest[0], rest[1], rest[2], rest[3]];
-                let hash = md5_hash(server.user.as_bytes(), &password()?, salt);
-                self.sender.put(|buffer| frontend::password_message(hash.as_bytes(), buffer))?;
-            }
-            10 => {
-                if !rest.split(|byte| *byte == 0).any(|mechanism| mechanism == sasl::SCRAM_SHA_256.as_bytes()) {
-                    return Err(unsupported("an unknown SASL"));
-                }
-                let exchange = sasl::ScramSha256::new(&password()?, sasl::ChannelBinding::unsupported());
-                let first = exchange.message().to_vec();
-                *scram = Some(exchange);
-                self.sender.put(|buffer| frontend::sasl_initial_response(sasl::SCRAM_SHA_256, &first, buffer))?;
-            }
-            11 => {
-                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of order"))?;
-                exchange.update(&rest).map_err(broken)?;
-                let response = exchange.message().to_vec();
-                self.sender.put(|buffer| frontend::sasl_response(&response, buffer))?;
-            }
-            12 => {
-                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of order"))?;
-                return exchange.finish(&rest).map_err(broken);
-            }
-            7 | 8 => return Err(unsupported("GSSAPI")),
-            other => return Err(unsupported(&format!("method {other}"))),
-        }
-        self.sender.flush().await
     }
 
     /// Executes statements by the simple protocol; returns the rows of the last one that has rows. Several statements in one
@@ -327,7 +210,7 @@ impl Link {
     /// An error if the server answers with one, or cannot be asked.
     pub(crate) async fn query_secret(&mut self, sql: &str, doing: &str) -> Result<Vec<Row>, Error> {
         if std::mem::replace(&mut self.is_busy, true) {
-            return Err(self.receiver.connection_lost(io::ErrorKind::Interrupted.into()));
+            return Err(self.receiver.broken(LinkError::Io(io::ErrorKind::Interrupted.into())));
         }
         self.sender.put(|buffer| frontend::query(sql, buffer))?;
         self.sender.flush().await?;
@@ -337,7 +220,7 @@ impl Link {
             let frame = self.receiver.frame().await?;
             match frame.tag {
                 b'T' => rows.clear(),
-                b'D' => rows.push(row(&frame.body).ok_or_else(|| self.receiver.protocol("a broken row".into()))?),
+                b'D' => rows.push(row(&frame.body).map_err(|_| self.receiver.protocol("a broken row".into()))?),
                 b'E' => failure = failure.or(Some(self.receiver.sql_error(&frame.body, doing))),
                 b'Z' => {
                     self.is_busy = false;
@@ -425,28 +308,43 @@ impl Link {
     }
 }
 
-/// Asks the server for TLS. If the server refuses, the connection is not used.
-async fn start_tls(
-    mut stream: TcpStream,
-    server: &Server,
-) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + 'static, Error> {
-    let failed = |why: String| Error::Tls { server: server.to_string(), why };
-    let mut request = BytesMut::new();
-    frontend::ssl_request(&mut request);
-    let mut answer = [0];
-    stream.write_all(&request).await.map_err(|error| failed(error.to_string()))?;
-    // Read exactly one byte: unencrypted bytes after it must not be taken as part of the TLS stream.
-    stream.read_exact(&mut answer).await.map_err(|error| failed(error.to_string()))?;
-    match answer[0] {
-        b'S' => stillpoint_migrate_proxy::encrypt(stream, &server.to_proxy_server()).await.map_err(failed),
-        _ => Err(failed("it does not offer TLS".into())),
+/// Opens a connection.
+async fn open(server: &Server, purpose: Purpose) -> Result<Stream, Error> {
+    let name = || server.to_string();
+    let stream =
+        stillpoint_migrate_postgres::connect(&server.to_proxy_server()).await.map_err(|error| match error {
+            ConnectError::Unreachable(source) => Error::Connect { server: name(), source },
+            error => Error::Tls { server: name(), why: error.to_string() },
+        })?;
+    if let Some(socket) = stream.tcp() {
+        set_up(socket, purpose).map_err(|source| Error::Connect { server: name(), source })?;
     }
+    Ok(stream)
 }
 
-/// Enables keepalive: a peer whose machine or network is gone sends nothing, so the system probes it, and closes the connection
-/// if it does not answer.
-fn enable_keepalive(stream: &TcpStream) -> io::Result<()> {
-    sockopt::set_socket_keepalive(stream, true)?;
+fn set_up(socket: &TcpStream, purpose: Purpose) -> io::Result<()> {
+    set_keepalive(socket)?;
+    if purpose == Purpose::Replication && is_local_connection(socket.local_addr()?, socket.peer_addr()?) {
+        shrink_receive_buffer(socket)?;
+    }
+    Ok(())
+}
+
+fn authentication_error(server: &str, error: AuthenticationError) -> Error {
+    let method = match error {
+        AuthenticationError::NoSecret(_) => "password (and no password was given)".into(),
+        AuthenticationError::OutOfOrder => "SASL out of order".into(),
+        AuthenticationError::Unsupported(7 | 8) => "GSSAPI".into(),
+        AuthenticationError::Unsupported(10) => "an unknown SASL".into(),
+        AuthenticationError::Unsupported(method) => format!("method {method}"),
+        AuthenticationError::Exchange(what) => return Error::Protocol { server: server.into(), what },
+    };
+    Error::Authentication { server: server.into(), method }
+}
+
+/// Sets the times of keepalive: a peer whose machine or network is gone sends nothing, so the system probes it, and closes the
+/// connection if it does not answer.
+fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(stream, KEEPALIVE_IDLE / 5)?;
     sockopt::set_tcp_keepcnt(stream, 5)?;
@@ -465,12 +363,6 @@ fn shrink_receive_buffer(stream: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_socket_recv_buffer_size(stream, RECEIVE_BUFFER_BYTES)?)
 }
 
-/// Name and value of a ParameterStatus.
-fn parameter(body: &[u8]) -> Option<(&str, &str)> {
-    let (name, value) = std::str::from_utf8(body).ok()?.split_once('\0')?;
-    Some((name, value.trim_end_matches('\0')))
-}
-
 /// The major version of `17.2 (Debian 17.2-1)` or `18beta1`; 0 if the text is not a version.
 fn leading_number(version: &str) -> u32 {
     let end = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
@@ -478,22 +370,9 @@ fn leading_number(version: &str) -> u32 {
 }
 
 /// The columns of a DataRow.
-fn row(body: &Bytes) -> Option<Row> {
-    let mut rest = body.clone();
-    let columns = rest.try_get_u16().ok()?;
-    let mut row = Vec::with_capacity(usize::from(columns));
-    for _ in 0..columns {
-        let length = rest.try_get_i32().ok()?;
-        let Ok(length) = usize::try_from(length) else {
-            row.push(None);
-            continue;
-        };
-        if rest.len() < length {
-            return None;
-        }
-        row.push(Some(String::from_utf8_lossy(&rest.split_to(length)).into_owned()));
-    }
-    rest.is_empty().then_some(row)
+fn row(body: &[u8]) -> Result<Row, WireError> {
+    let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+    Ok(backend::row(body)?.into_iter().map(|value| value.map(text)).collect())
 }
 
 /// Formats a string constant of SQL.
@@ -509,36 +388,21 @@ pub(crate) fn identifier(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::AsyncReadExt;
 
     #[test]
     fn rows_are_read_and_broken_ones_refused() {
-        let good = Bytes::from_static(b"\0\x02\0\0\0\x01x\xff\xff\xff\xff");
-        assert_eq!(row(&good), Some(vec![Some("x".into()), None]));
+        let good = b"\0\x02\0\0\0\x01x\xff\xff\xff\xff";
+        assert_eq!(row(good).unwrap(), [Some("x".into()), None]);
         for end in 0..good.len() {
-            assert_eq!(row(&good.slice(..end)), None, "cut at {end}");
+            assert!(row(&good[..end]).is_err(), "cut at {end}");
         }
     }
 
     #[test]
     fn a_server_says_who_it_is() {
-        assert_eq!(
-            parameter(b"server_version\x0017.2 (Debian 17.2-1)\0"),
-            Some(("server_version", "17.2 (Debian 17.2-1)"))
-        );
-        assert_eq!((parameter(b"is_superuser"), parameter(b"\xff\0\0")), (None, None));
         for (version, major) in [("17.2 (Debian 17.2-1)", 17), ("18beta1", 18), ("15", 15), ("", 0), ("x", 0)] {
             assert_eq!(leading_number(version), major, "{version}");
-        }
-    }
-
-    #[test]
-    fn only_a_whole_message_need_not_be_waited_for() {
-        let message = b"Z\0\0\0\x05I";
-        for end in 0..=message.len() {
-            let (stream, buffer) = (Box::new(tokio::io::empty()), BytesMut::from(&message[..end]));
-            let mut receiver = Receiver { stream, buffer, server: String::new() };
-            assert_eq!(receiver.needs_read(), end < message.len(), "{end} bytes");
-            assert_eq!(receiver.waiting().unwrap().is_none(), end < message.len(), "{end} bytes");
         }
     }
 
@@ -547,8 +411,8 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = Server::parse("source", &format!("host=127.0.0.1 port={port} user=u dbname=d"), None).unwrap();
-        let (link, accepted) = tokio::join!(Link::open(&server, purpose), listener.accept());
-        let (mut link, (theirs, _)) = (link.unwrap(), accepted.unwrap());
+        let (stream, accepted) = tokio::join!(open(&server, purpose), listener.accept());
+        let (mut stream, (theirs, _)) = (stream.unwrap(), accepted.unwrap());
         theirs.set_nodelay(true).unwrap();
         while theirs.writable().await.is_ok() {
             if theirs.try_write(&[7; 100]).is_err() {
@@ -556,8 +420,7 @@ mod tests {
             }
         }
         // One read takes exactly what has arrived: nothing else runs on this thread before it.
-        link.receiver.buffer.reserve(64 << 20);
-        link.receiver.stream.read_buf(&mut link.receiver.buffer).await.unwrap()
+        stream.read_buf(&mut BytesMut::with_capacity(64 << 20)).await.unwrap()
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use stillpoint_migrate_proxy::control::{
+use stillpoint_migrate_control::{
     Client, ControlError, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus,
 };
 

@@ -23,7 +23,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use stillpoint_migrate_proxy::control::{Client, Reply, Request};
+use stillpoint_migrate_control::{Client, Reply, Request};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 

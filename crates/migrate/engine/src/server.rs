@@ -4,7 +4,7 @@ use crate::Error;
 use crate::conninfo::take;
 use std::fmt;
 use std::path::PathBuf;
-use stillpoint_migrate_proxy::ServerTls;
+use stillpoint_migrate_postgres::ServerTls;
 use tokio_postgres::config::{Config, Host};
 
 /// Address at which the server listens.
@@ -135,16 +135,11 @@ impl Server {
         }
     }
 
-    /// Returns true if connections must be encrypted.
-    pub(crate) fn is_encrypted(&self) -> bool {
-        self.tls != ServerTls::Disable
-    }
-
-    /// Returns the same server as the proxy describes it, so that the proxy's sessions are as secure as ours.
-    pub(crate) fn to_proxy_server(&self) -> stillpoint_migrate_proxy::Server {
+    /// Returns the same server as connections and the proxy describe it: the proxy's sessions are as secure as ours.
+    pub(crate) fn to_proxy_server(&self) -> stillpoint_migrate_postgres::Server {
         let (host, port) = self.host_and_port();
         let (tls, ca) = (self.tls, self.ca.clone());
-        stillpoint_migrate_proxy::Server { name: String::new(), host, port, database: None, tls, ca }
+        stillpoint_migrate_postgres::Server { name: String::new(), host, port, database: None, tls, ca }
     }
 
     /// Host (or socket directory) and port, as the proxy expects them.
@@ -232,13 +227,13 @@ mod tests {
             Server::parse("target", "host=a sslmode=verify-full sslrootcert='/etc/a b.pem' dbname=x", None).unwrap();
         let url = "postgresql://a/x?sslrootcert=%2Fetc%2Fa%20b.pem&sslmode=verify-full";
         for server in [server, Server::parse("target", url, None).unwrap()] {
-            assert!(server.is_encrypted());
             let environment = server.environment();
             assert!(environment.contains(&("PGSSLMODE", "verify-full".into())), "{environment:?}");
             assert!(environment.contains(&("PGSSLROOTCERT", "/etc/a b.pem".into())), "{environment:?}");
             let proxied = server.to_proxy_server();
             assert_eq!((proxied.tls, proxied.ca), (ServerTls::VerifyFull, Some("/etc/a b.pem".into())));
         }
-        assert!(!Server::parse("target", "host=a dbname=x sslmode=prefer", None).unwrap().is_encrypted());
+        let plain = Server::parse("target", "host=a dbname=x sslmode=prefer", None).unwrap();
+        assert_eq!(plain.tls, ServerTls::Disable);
     }
 }

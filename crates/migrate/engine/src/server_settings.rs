@@ -5,7 +5,7 @@ use crate::Error;
 use crate::check::{Finding, Verdict};
 use crate::inventory::text;
 use crate::link::{Link, Row, literal};
-use stillpoint_migrate_proxy::SESSION_SETTINGS;
+use stillpoint_migrate_control::SESSION_SETTINGS;
 
 /// Query for the settings that a session gets from its server. If our own session or its role has another value, the query
 /// takes the value of the configuration file.

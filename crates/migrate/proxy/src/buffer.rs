@@ -9,9 +9,12 @@
 //! pool.
 
 use std::cell::RefCell;
+use stillpoint_migrate_control::SESSION_BYTES;
 
 /// Length of a buffer in bytes: the most that one read returns.
 pub(crate) const LEN: usize = 16 << 10;
+// A session has two buffers, and as much for its notes.
+const _: () = assert!(4 * LEN <= SESSION_BYTES);
 /// Most buffers that a thread keeps for sessions that wake up.
 pub(crate) const KEPT_MAX: usize = 64;
 

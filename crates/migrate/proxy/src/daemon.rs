@@ -1,6 +1,5 @@
 //! The proxy's process: sockets, threads, signals.
 
-use crate::config::{Config, Endpoint, secrets_warnings};
 use crate::control;
 use crate::descriptors;
 use crate::error::StartError;
@@ -8,15 +7,17 @@ use crate::listen::{self, Listener, SocketFile};
 use crate::metrics;
 use crate::proxy::{Proxy, Settings};
 use crate::routes::Lock;
+use crate::secret_files;
+use crate::signals::{SignalRequest, Signals};
 use crate::standby;
 use crate::workers::{self, Workers};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_control::{Config, Endpoint};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -77,7 +78,7 @@ fn runtime() -> Result<Runtime, StartError> {
 pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     let mut warnings = settings.config.warnings();
-    warnings.extend(secrets_warnings(&settings.config));
+    warnings.extend(secret_files::warnings(&settings.config));
     warnings.extend(descriptors::warning(&settings.config));
     Ok((settings.config, warnings))
 }
@@ -92,7 +93,8 @@ async fn serve(
     started: impl FnOnce(&Config),
 ) -> Result<(), StartError> {
     let config = settings.config.clone();
-    let surprises = config.warnings().into_iter().chain(secrets_warnings(&config)).chain(descriptors::raise(&config));
+    let surprises =
+        config.warnings().into_iter().chain(secret_files::warnings(&config)).chain(descriptors::raise(&config));
     surprises.for_each(|warning| tracing::warn!("{warning}"));
     let proxy = Arc::new(Proxy::new(settings, lock)?);
     let until = Instant::now() + patience;
@@ -175,44 +177,6 @@ impl Listeners {
     }
 }
 
-/// Request to the process by a signal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SignalRequest {
-    /// Reload the configuration.
-    Reload,
-    /// End: patiently, so that transactions may finish, or at once.
-    End { patiently: bool },
-}
-
-/// Handlers of the signals; a signal without one would end the process.
-pub(crate) struct Signals {
-    hangup: Signal,
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn install() -> Result<Signals, StartError> {
-        let handler = |kind: SignalKind| -> Result<Signal, StartError> {
-            signal(kind).map_err(|source| StartError::System { what: "a signal handler", source })
-        };
-        Ok(Signals {
-            hangup: handler(SignalKind::hangup())?,
-            terminate: handler(SignalKind::terminate())?,
-            interrupt: handler(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for the next request.
-    pub(crate) async fn next(&mut self) -> SignalRequest {
-        tokio::select! {
-            _ = self.hangup.recv() => SignalRequest::Reload,
-            _ = self.terminate.recv() => SignalRequest::End { patiently: true },
-            _ = self.interrupt.recv() => SignalRequest::End { patiently: false },
-        }
-    }
-}
-
 fn reload(path: &Path, proxy: &Proxy) {
     let loaded = Config::load(path).and_then(Settings::new);
     match loaded {
@@ -224,7 +188,7 @@ fn reload(path: &Path, proxy: &Proxy) {
             }
             settings.config = in_force;
             let config = &settings.config;
-            let surprises = config.warnings().into_iter().chain(secrets_warnings(config));
+            let surprises = config.warnings().into_iter().chain(secret_files::warnings(config));
             surprises.for_each(|warning| tracing::warn!("{warning}"));
             proxy.reload(settings);
             tracing::info!("configuration reloaded");
@@ -258,7 +222,7 @@ async fn accept_control((listener, _file): (UnixListener, SocketFile), proxy: Ar
     let mut connections = tokio::task::JoinSet::new();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(connections.spawn(control::server::serve(stream, proxy.clone()))),
+            Ok((stream, _)) => drop(connections.spawn(control::serve(stream, proxy.clone()))),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a control connection");
                 tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;

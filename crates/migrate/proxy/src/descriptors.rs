@@ -1,7 +1,7 @@
 //! Open files: a session takes up to three, and a process usually begins with 1,024.
 
-use crate::config::Config;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use stillpoint_migrate_control::Config;
 
 /// Files of a session: its client, its server, and the counterpart on the target.
 const FILES_PER_SESSION: u64 = 3;

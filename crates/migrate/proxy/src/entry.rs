@@ -1,113 +1,18 @@
-//! Shared view of a session, and the commands that reach it.
+//! Shared view of a session.
 
-use crate::capture::Capture;
-use crate::config::Server;
+use crate::command::Command;
+use crate::counters::Counters;
 use crate::latency_histogram::LatencyHistogram;
-use crate::target::Target;
+use crate::mutex::lock;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_control::Activity;
+use stillpoint_migrate_postgres::{Server, fill_random};
 use stillpoint_migrate_wire::frontend::CancelKey;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-
-/// Locks; the state that a panicked thread left is as good as any other here.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Activity of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activity {
-    /// The client logs in.
-    Starting,
-    /// No statement or transaction is under way.
-    Idle,
-    /// A statement runs.
-    Active,
-    /// A transaction is open.
-    InTransaction,
-    /// The session waits for a switch-over.
-    Parked,
-}
-
-impl Activity {
-    const ALL: [Activity; 5] =
-        [Activity::Starting, Activity::Idle, Activity::Active, Activity::InTransaction, Activity::Parked];
-
-    /// Reason why others wait for a session with this activity.
-    pub(crate) fn blocking_reason(self) -> &'static str {
-        match self {
-            Activity::Starting => "is logging in",
-            Activity::InTransaction => "its client holds a transaction open",
-            _ => "its statement runs",
-        }
-    }
-}
-
-/// Reports one session's result of a request that all sessions of a tenant got. Dropping it reports that the session is
-/// gone.
-#[derive(Debug)]
-pub(crate) struct Reporter {
-    pub(crate) id: u32,
-    pub(crate) to: UnboundedSender<(u32, Result<(), String>)>,
-}
-
-impl Reporter {
-    pub(crate) fn report(self, result: Result<(), String>) {
-        // A failed send is ignored: the request has reached its limit, and its receiver is gone.
-        let _ = self.to.send((self.id, result));
-    }
-}
-
-/// Command to a session.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// Open a counterpart at the target and keep it like the session here.
-    Prepare(Arc<Target>, Option<Reporter>),
-    /// Open a counterpart, unless there is already one without errors.
-    PrepareAgain(Arc<Target>, Reporter),
-    /// Forget the counterpart at the target.
-    Abandon,
-    /// Capture writes from the next boundary on.
-    Capture(Arc<Capture>, Option<Reporter>),
-    /// Begin no new transaction; report once none is open.
-    Pause(Reporter),
-    /// Go on at the present server.
-    Resume,
-    /// Go on at the target.
-    Switch(Reporter),
-    /// End when no transaction is open.
-    End,
-}
-
-/// Counters of one session or of all.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) statements: AtomicU64,
-    pub(crate) bytes_up: AtomicU64,
-    pub(crate) bytes_down: AtomicU64,
-}
-
-impl Counters {
-    /// Adds to a counter that only one thread writes.
-    #[inline]
-    pub(crate) fn add(counter: &AtomicU64, n: u64) {
-        counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
-    }
-
-    pub(crate) fn absorb(&self, other: &Counters) {
-        for (mine, theirs) in [
-            (&self.statements, &other.statements),
-            (&self.bytes_up, &other.bytes_up),
-            (&self.bytes_down, &other.bytes_down),
-        ] {
-            mine.fetch_add(theirs.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-    }
-}
 
 /// A session as other threads see it.
 pub(crate) struct Entry {
@@ -263,7 +168,7 @@ impl Directory {
         waits: Arc<LatencyHistogram>,
     ) -> Option<(Arc<Entry>, UnboundedReceiver<Command>)> {
         let mut secret = vec![0; secret_len];
-        crate::secret::random(&mut secret);
+        fill_random(&mut secret);
         let mut entries = lock(&self.entries);
         if entries.1.len() >= most {
             return None;

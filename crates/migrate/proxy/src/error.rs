@@ -3,35 +3,10 @@
 
 use crate::untrusted::UntrustedText;
 use std::path::PathBuf;
+use stillpoint_migrate_control::ConfigError;
+use stillpoint_migrate_postgres::LinkError;
 use stillpoint_migrate_wire::WireError;
 use thiserror::Error;
-
-/// The configuration cannot be used.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Cause of the failure.
-        source: std::io::Error,
-    },
-    /// The text is not TOML, or has other keys or types than a configuration.
-    #[error("{0}")]
-    Syntax(String),
-    /// The parts of the configuration do not fit together.
-    #[error("{0}")]
-    Invalid(String),
-    /// A certificate or key cannot be used.
-    #[error("{}: {why}", path.display())]
-    Tls {
-        /// Path of the file.
-        path: PathBuf,
-        /// Cause of the failure.
-        why: String,
-    },
-}
 
 /// The proxy cannot start.
 #[derive(Debug, Error)]
@@ -148,6 +123,19 @@ pub(crate) enum SessionError {
     /// A time limit was reached.
     #[error("{0} took too long")]
     TimedOut(&'static str),
+}
+
+impl From<LinkError> for SessionError {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Io(error) => SessionError::Server(error),
+            LinkError::Closed => SessionError::ServerClosed,
+            LinkError::Protocol(error) => SessionError::ServerProtocol(error),
+            LinkError::Refused(report) => {
+                SessionError::ServerRefused { code: report.code.into(), message: report.message.into() }
+            }
+        }
+    }
 }
 
 /// Error that a client gets before its connection is closed.

@@ -17,10 +17,10 @@
 //! flooding session delays no other.
 
 use crate::batch::Batch;
-use crate::entry::Command;
+use crate::command::Command;
 use crate::error::SessionError;
 use crate::polled_stream::PolledStream;
-use crate::session::{Event, NextStep, Pump};
+use crate::session::pump::{Event, NextStep, Pump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -283,13 +283,13 @@ fn update_events(epoll: &OwnedFd, session: &ForwardedSession) -> rustix::io::Res
 mod tests {
     use super::*;
     use crate::entry::{Entry, SessionIdentity};
-    use crate::session::{CustomNames, StateTracker};
-    use crate::stream::{Raw, Stream};
+    use crate::session::state_tracker::{CustomNames, StateTracker};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream as StdUnixStream;
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
     use std::time::Duration;
+    use stillpoint_migrate_postgres::{Raw, Stream};
     use stillpoint_migrate_wire::{frame, frontend};
     use tokio::net::UnixStream;
 

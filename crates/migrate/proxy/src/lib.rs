@@ -9,18 +9,18 @@
 //! unchanged. A client or server that is slow, silent or broken harms only its own session. Bytes that break the
 //! protocol end their connection with an error. A client's request is read once, and servers get what was read. Clients
 //! that do not finish their logins do not block clients of another address or another tenant. The number of connections
-//! bounds the memory. A tenant is switched only while no transaction is open ([`control::Request::Pause`]), and at
+//! bounds the memory. A tenant is switched only while no transaction is open ([`Request::Pause`]), and at
 //! every time limit the sessions go on at the source. They also do if the process that asked for a pause dies. After
-//! [`control::Request::Switch`] a session is at the target with its settings, role, prepared statements, channels and
+//! [`Request::Switch`] a session is at the target with its settings, role, prepared statements, channels and
 //! advisory locks, or it is closed, and named in the reply.
 //!
 //! One proxy serves at a time, by a lock beside the file of routes; another one may stand by ([`stand_by`]).
 //!
-//! While a follower reads a capture ([`control::Request::Capture`]), the writes of that tenant's sessions are rewritten
+//! While a follower reads a capture ([`Request::Capture`]), the writes of that tenant's sessions are rewritten
 //! so that every row comes back. The follower gets them transaction by transaction in an order that can be repeated;
 //! the crate `stillpoint-migrate-capture` has a table of the statements. Clients see the same as without a proxy,
 //! except for `pg_prepared_statements` and time. A statement that cannot be captured ends the capture, with its name,
-//! but never the client. [`control::Reply::CaptureOver`] is then the follower's last message, and its copy is of no
+//! but never the client. [`Reply::CaptureOver`] is then the follower's last message, and its copy is of no
 //! use. At each commit an audit compares the server's own counters with the captured rows. The audit misses writes of a
 //! transaction without any captured write (a SELECT of a writing function that is declared STABLE), and writes that
 //! bypass the proxy; a comparison of both sides finds them.
@@ -39,31 +39,23 @@
 //!                 its counterpart, kept alike ──TLS?── server (target)
 //! ```
 //!
-//! ```
-//! use stillpoint_migrate_proxy::Config;
-//! let config = Config::parse(
-//!     r#"
-//!     listen = ["127.0.0.1:6432"]
-//!     control = "/run/stillpoint/proxy.sock"
-//!     routes = "/var/lib/stillpoint/routes.json"
-//!     servers.old.host = "10.0.0.7"
-//!     tenants.shop.server = "old"
-//!     "#,
-//! )?;
-//! assert_eq!(config.tenants["shop"].server, "old");
-//! # Ok::<(), stillpoint_migrate_proxy::ConfigError>(())
-//! ```
-//!
 //! The crate follows section 4.2 (the worker) and step 4 of section 4.3 of "Madeus" (SIGMOD 2015), where clients wait
 //! and sessions end.
+//!
+//! [`Config`]: stillpoint_migrate_control::Config
+//! [`Reply::CaptureOver`]: stillpoint_migrate_control::Reply::CaptureOver
+//! [`Request::Capture`]: stillpoint_migrate_control::Request::Capture
+//! [`Request::Pause`]: stillpoint_migrate_control::Request::Pause
+//! [`Request::Switch`]: stillpoint_migrate_control::Request::Switch
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
 mod batch;
 mod buffer;
 mod capture;
-mod config;
-pub mod control;
+mod command;
+mod control;
+mod counters;
 mod daemon;
 mod descriptors;
 mod entry;
@@ -74,14 +66,17 @@ mod link;
 mod listen;
 mod logins;
 mod metrics;
+mod mock_secret;
+mod mutex;
 mod pending_connections;
 mod polled_stream;
 mod proxy;
 mod routes;
-mod secret;
+mod secret_files;
 mod session;
+mod signals;
 mod standby;
-mod stream;
+mod standby_place;
 mod target;
 mod tenant;
 mod tls;
@@ -89,9 +84,5 @@ mod untrusted;
 mod verifiers;
 mod workers;
 
-pub use capture::facts::{Capturable, Limit, capturable, capturable_question};
-pub use config::{Action, Config, Endpoint, Limits, Rule, Server, ServerTls, TenantConfig, TlsFiles, TlsRequirement};
 pub use daemon::{check, run, stand_by};
-pub use error::{ConfigError, StartError};
-pub use session::SESSION_SETTINGS;
-pub use tls::encrypt;
+pub use error::StartError;

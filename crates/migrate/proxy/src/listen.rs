@@ -1,12 +1,12 @@
 //! Sockets for clients and commands.
 
-use crate::config::{Endpoint, Origin};
 use crate::error::StartError;
-use crate::stream::Raw;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use stillpoint_host::file::{listen_in_place, remove_socket};
+use stillpoint_migrate_control::{Endpoint, Origin};
+use stillpoint_migrate_postgres::Raw;
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 
 /// Most connections that wait to be accepted.

@@ -13,12 +13,12 @@
 //! answer. A client that waits for a server keeps its place. The next in line is the login whose address has the fewest
 //! under way.
 
-use crate::config::{ANY, Config, Limits, Origin};
-use crate::entry::lock;
+use crate::mutex::lock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stillpoint_migrate_control::{ANY, Config, Limits, Origin};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -294,6 +294,24 @@ mod tests {
     async fn soon(logins: &Arc<Logins>, address: &str, tenant: &str) -> Place {
         let entering = logins.enter(path(address, tenant), PLACES);
         tokio::time::timeout(Duration::from_secs(30), entering).await.expect("a place")
+    }
+
+    #[test]
+    fn logins_leave_room_for_others() {
+        const TEXT: &str = "listen = ['/s']\ncontrol = '/c'\nroutes = '/r'\n";
+        let config = |limits: &str, connections: &str| {
+            let limits = format!("limits = {{ {limits} }}\n[servers.a]\nhost = 'h'\n");
+            Config::parse(&format!("{TEXT}{limits}[tenants.shop]\nserver = 'a'\n{connections}")).unwrap()
+        };
+        let limits = |limits: &str, connections: &str| {
+            let (_, places) = places(&config(limits, connections), "shop", Origin::Local).unwrap();
+            (places.all, places.tenant, places.address)
+        };
+        assert_eq!(limits("", ""), (500, 64, 16));
+        assert_eq!(limits("", "connections = 8"), (500, 4, 2));
+        assert_eq!(limits("connections = 1", ""), (1, 1, 1));
+        assert_eq!(limits("logins_per_tenant = 3, logins_per_address = 2", ""), (500, 3, 2));
+        assert!(places(&config("", ""), "other", Origin::Local).is_none());
     }
 
     #[tokio::test]

@@ -1,12 +1,13 @@
 //! Metrics in Prometheus' text format, with the little HTTP that they need.
 
-use crate::entry::{Activity, Counters};
+use crate::counters::Counters;
 use crate::proxy::Proxy;
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use stillpoint_migrate_control::Activity;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};

@@ -2,12 +2,15 @@
 //! any client can open them, so their number is limited. At the limit the oldest connection of the address that has the
 //! most makes way for the next. A client names its user within a few round trips.
 
-use crate::config::Origin;
-use crate::entry::lock;
+use crate::mutex::lock;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use tokio::sync::Notify;
+use stillpoint_migrate_control::Origin;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+
+/// Permit that limits the connections on their way from the accepting task; released on arrival.
+pub(crate) type Arrival = OwnedSemaphorePermit;
 
 #[derive(Debug, Default)]
 struct State {

@@ -1,14 +1,31 @@
 //! A connection that belongs to no runtime: its owner polls it after the kernel has reported an event.
 
-use crate::stream::{End, Raw};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::task::{Context, Poll};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use stillpoint_migrate_postgres::{Raw, Stream};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+
+/// One end of a session, for reads.
+pub(crate) trait End {
+    /// Reads available bytes into `space`; 0 means the end.
+    fn poll_fill(&mut self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>>;
+}
+
+impl End for Stream {
+    #[inline]
+    fn poll_fill(&mut self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
+        let mut buffer = ReadBuf::new(space);
+        ready!(Pin::new(self).poll_read(cx, &mut buffer))?;
+        Poll::Ready(Ok(buffer.filled().len()))
+    }
+}
 
 #[derive(Debug)]
 enum Socket {

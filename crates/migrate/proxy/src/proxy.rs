@@ -1,20 +1,24 @@
 //! State that all threads of the proxy share.
 
 use crate::capture::Memory;
-use crate::config::{ANY, Config, Server};
-use crate::entry::{Command, Counters, Directory, lock};
-use crate::error::{ConfigError, StartError};
+use crate::command::Command;
+use crate::counters::Counters;
+use crate::entry::Directory;
+use crate::error::StartError;
 use crate::logins::Logins;
+use crate::mock_secret::MockSecret;
+use crate::mutex::lock;
 use crate::pending_connections::PendingConnections;
 use crate::routes::{Lock, Routes};
-use crate::secret::MockSecret;
-use crate::standby::Place;
+use crate::standby_place::Place;
 use crate::tenant::Tenant;
 use crate::tls;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
+use stillpoint_migrate_control::{ANY, Config, ConfigError};
+use stillpoint_migrate_postgres::Server;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 

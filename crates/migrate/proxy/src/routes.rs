@@ -4,9 +4,8 @@
 //! One proxy uses the file at a time: the one that holds the lock beside it. The kernel releases the lock when the
 //! process ends in any way. A proxy that ends by itself does not change the file after it has released the lock.
 
-use crate::config::Server;
-use crate::entry::lock;
 use crate::error::StartError;
+use crate::mutex::lock;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
@@ -16,6 +15,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stillpoint_host::trusted::Directory;
+use stillpoint_migrate_postgres::Server;
 
 /// Size limit of the file, in bytes.
 const FILE_MAX: u64 = 64 << 20;

@@ -14,15 +14,12 @@
 //! a process when its last thread is gone, and not before: two proxies never serve together. A proxy that hangs keeps
 //! its lock, and is not replaced. The servers end the dead proxy's transactions, as for any client that is gone.
 
-use crate::config::Config;
-use crate::control::{Client, ControlError, Reply, Request};
-use crate::daemon::{SignalRequest, Signals};
-use crate::entry::lock;
 use crate::error::StartError;
 use crate::proxy::{Proxy, Settings};
 use crate::routes::Lock;
-use std::sync::Mutex;
+use crate::signals::{SignalRequest, Signals};
 use std::time::Duration;
+use stillpoint_migrate_control::{Client, Config, ControlError, Reply, Request};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -33,35 +30,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const STANDBY_END_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time in which the proxy with the lock answers; if it does not, it is not the one in the configuration.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Place of the standby, of which there is at most one.
-#[derive(Debug, Default)]
-pub(crate) struct Place(Mutex<Option<i32>>);
-
-impl Place {
-    /// Process number of the standby.
-    pub(crate) fn taken_by(&self) -> Option<i32> {
-        *lock(&self.0)
-    }
-
-    fn take(&self, process: i32) -> Result<TakenPlace<'_>, String> {
-        let mut taken = lock(&self.0);
-        if let Some(other) = *taken {
-            return Err(format!("process {other} is already on standby"));
-        }
-        *taken = Some(process);
-        Ok(TakenPlace(self))
-    }
-}
-
-/// A place that is taken; dropping it frees it.
-struct TakenPlace<'p>(&'p Place);
-
-impl Drop for TakenPlace<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.0) = None;
-    }
-}
 
 /// Keeps a standby informed until it is gone, in the proxy that serves; an error is the reason why it is refused.
 pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text: &str) -> Result<(), String> {
@@ -176,21 +144,5 @@ async fn follow(settings: &mut Settings, on_registered: &mut Option<impl FnOnce(
 async fn wait_for_end_signal(signals: &mut Signals) {
     while signals.next().await == SignalRequest::Reload {
         tracing::info!("a standby uses the configuration of the active proxy: send SIGHUP to that process");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn there_is_one_place() {
-        let place = Place::default();
-        let taken = place.take(7).unwrap();
-        assert_eq!(place.take(8).err().unwrap(), "process 7 is already on standby");
-        drop(taken);
-        assert_eq!(place.taken_by(), None);
-        let _taken = place.take(8).unwrap();
-        assert_eq!(place.taken_by(), Some(8));
     }
 }

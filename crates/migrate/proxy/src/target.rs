@@ -1,9 +1,9 @@
 //! Target of a tenant's move.
 
-use crate::config::Server;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use stillpoint_migrate_postgres::Server;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use zeroize::Zeroizing;
 

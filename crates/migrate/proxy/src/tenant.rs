@@ -1,20 +1,22 @@
 //! A database behind the proxy: its server, its sessions, and its pauses for a switch-over.
 
 use crate::capture::{Capture, Memory};
-use crate::config::{Server, TenantConfig};
-use crate::entry::{Activity, Command, Entry, Reporter, lock};
+use crate::command::{Command, Reporter};
+use crate::entry::Entry;
 use crate::error::Refusal;
 use crate::latency_histogram::LatencyHistogram;
-use crate::proxy::Proxy;
+use crate::mock_secret::MockSecret;
+use crate::mutex::lock;
 use crate::routes::{Routes, Staged};
-use crate::secret::MockSecret;
-use crate::session::CustomNames;
+use crate::session::state_tracker::CustomNames;
 use crate::target::Target;
 use crate::verifiers;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stillpoint_migrate_control::{Activity, TenantConfig};
+use stillpoint_migrate_postgres::Server;
 use stillpoint_migrate_wire::scram::Verifier;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
@@ -75,6 +77,18 @@ pub(crate) struct Pause {
     over: bool,
     /// Route to the target, written before the pause.
     route: Option<(Arc<Target>, Staged)>,
+}
+
+/// Gathers reports until the limit; returns true with them if all sessions have reported, or are gone.
+async fn gather(mut reports: UnboundedReceiver<(u32, Result<(), String>)>, limit: Instant) -> (Reports, bool) {
+    let mut gathered = Reports::new();
+    loop {
+        match tokio::time::timeout_at(limit, reports.recv()).await {
+            Ok(Some((id, result))) => drop(gathered.insert(id, result)),
+            Ok(None) => return (gathered, true),
+            Err(_) => return (gathered, false),
+        }
+    }
 }
 
 impl Tenant {
@@ -161,7 +175,7 @@ impl Tenant {
         };
         let spacing = PREPARE_INTERVAL.min(limit / 4 / sessions.len().max(1) as u32);
         let (mut results, limit) = (Reports::new(), Instant::now() + limit);
-        let (to, mut reports) = unbounded_channel();
+        let (to, reports) = unbounded_channel();
         for entry in &sessions {
             let reporter = Reporter { id: entry.id, to: to.clone() };
             match again {
@@ -175,9 +189,7 @@ impl Tenant {
             tokio::time::sleep(spacing).await;
         }
         drop(to);
-        while let Ok(Some((id, result))) = tokio::time::timeout_at(limit, reports.recv()).await {
-            results.insert(id, result);
-        }
+        results.extend(gather(reports, limit).await.0);
         let there: Vec<u32> = lock(&self.state).sessions.keys().copied().collect();
         for entry in sessions.iter().filter(|entry| there.contains(&entry.id)) {
             let why = match entry.activity() {
@@ -198,7 +210,7 @@ impl Tenant {
     ) -> Result<(Arc<Capture>, usize), String> {
         self.keep();
         let capture = Arc::new(Capture::new(statements, memory));
-        let (sessions, mut reports) = {
+        let (sessions, reports) = {
             let mut state = lock(&self.state);
             if state.capture.as_ref().is_some_and(|capture| capture.is_live()) {
                 return Err(format!("tenant `{}` is already captured", self.name));
@@ -212,22 +224,16 @@ impl Tenant {
             let reports = Tenant::ask_all(&sessions, arm);
             (sessions, reports)
         };
-        let (mut armed, mut failed) = (Vec::new(), Vec::new());
-        let limit = Instant::now() + limit;
-        let all_reported = loop {
-            match tokio::time::timeout_at(limit, reports.recv()).await {
-                Ok(Some((id, Ok(())))) => armed.push(id),
-                Ok(Some((id, Err(why)))) => failed.push(format!("session {id}: {why}")),
-                Ok(None) => break true,
-                Err(_) => break false,
-            }
-        };
+        let (reports, all_reported) = gather(reports, Instant::now() + limit).await;
+        let why = |(id, result): (&u32, &Result<(), String>)| Some(format!("session {id}: {}", result.as_ref().err()?));
+        let mut failed: Vec<String> = reports.iter().filter_map(why).collect();
         if !all_reported {
-            let busy = sessions.iter().filter(|entry| !armed.contains(&entry.id) && entry.activity() != Activity::Idle);
+            let is_armed = |entry: &Entry| matches!(reports.get(&entry.id), Some(Ok(())));
+            let busy = sessions.iter().filter(|entry| !is_armed(entry) && entry.activity() != Activity::Idle);
             failed.extend(busy.map(|entry| format!("session {}: {}", entry.id, entry.activity().blocking_reason())));
         }
         if all_reported && failed.is_empty() {
-            return Ok((capture, armed.len()));
+            return Ok((capture, reports.len()));
         }
         let why = failed.join(", ");
         capture.break_off(format!("the capture did not start: {why}"));
@@ -261,7 +267,7 @@ impl Tenant {
             None => None,
         };
         let begun = Instant::now();
-        let (sessions, mut reports) = {
+        let (sessions, reports) = {
             let mut state = lock(&self.state);
             if state.service == Service::Paused {
                 return Err(format!("tenant `{}` is already paused", self.name));
@@ -273,31 +279,68 @@ impl Tenant {
             (sessions, reports)
         };
         let pause = Pause { tenant: self.clone(), limit: begun + limit, over: false, route };
-        let (mut parked, mut blocked) = (Vec::new(), Vec::new());
-        let mut all_reported = false;
-        while let Ok(report) = tokio::time::timeout_at(pause.limit, reports.recv()).await {
-            match report {
-                Some((id, Ok(()))) => parked.push(id),
-                Some((id, Err(why))) => blocked.push((id, why)),
-                None => {
-                    all_reported = true;
-                    break;
-                }
-            }
-        }
-        if all_reported && blocked.is_empty() {
+        let (reports, all_reported) = gather(reports, pause.limit).await;
+        if all_reported && reports.values().all(Result::is_ok) {
             return Ok(PauseOutcome::Drained(pause, begun.elapsed()));
         }
         let mut who = Vec::new();
         for entry in sessions {
-            if let Some((_, why)) = blocked.iter().find(|(id, _)| *id == entry.id) {
-                who.push((entry, why.clone()));
-            } else if !parked.contains(&entry.id) && entry.activity() != Activity::Parked {
-                let why = entry.activity().blocking_reason().into();
-                who.push((entry, why));
-            }
+            let why = match reports.get(&entry.id) {
+                Some(Ok(())) => continue,
+                Some(Err(why)) => why.clone(),
+                None if entry.activity() == Activity::Parked => continue,
+                None => entry.activity().blocking_reason().into(),
+            };
+            who.push((entry, why));
         }
         Ok(PauseOutcome::Blocked(who))
+    }
+
+    /// Waits until it is not paused; returns the server in service, and enters no session.
+    pub(crate) async fn server_in_service(&self) -> Result<Arc<Server>, Refusal> {
+        self.when_open(|_| {}).await.map(|admitted| admitted.server)
+    }
+
+    /// Waits until it is not paused, and enters a session; returns the server in service from now on.
+    pub(crate) async fn admit(&self, entry: &Arc<Entry>) -> Result<TenantAdmission, Refusal> {
+        self.when_open(|state| {
+            state.sessions.insert(entry.id, entry.clone());
+            if let Some(target) = &state.target {
+                entry.send(Command::Prepare(target.clone(), None));
+            }
+            if let Some(capture) = state.capture.as_ref().filter(|capture| capture.is_live()) {
+                entry.send(Command::Capture(capture.clone(), None));
+            }
+        })
+        .await
+    }
+
+    async fn when_open(&self, enter: impl Fn(&mut State)) -> Result<TenantAdmission, Refusal> {
+        let mut changed = self.changed.subscribe();
+        let mut waited = false;
+        loop {
+            changed.mark_unchanged();
+            {
+                let mut state = lock(&self.state);
+                if state.config.connections.is_some_and(|most| state.sessions.len() >= most) {
+                    let message = format!("too many connections for database \"{}\"", self.name);
+                    return Err(Refusal::new("53300", message));
+                }
+                if state.service == Service::Open {
+                    enter(&mut state);
+                    return Ok(TenantAdmission { server: state.server.clone(), waited });
+                }
+            }
+            waited = true;
+            if changed.changed().await.is_err() {
+                return Err(Refusal::new("57P01", "the proxy is shutting down"));
+            }
+        }
+    }
+
+    /// Removes a session.
+    pub(crate) fn leave(&self, id: u32) {
+        lock(&self.state).sessions.remove(&id);
     }
 
     fn resume(&self) {
@@ -321,7 +364,7 @@ impl Pause {
     }
 
     /// Puts the target in service: the point of no return. Sessions that cannot move are closed, and reported.
-    pub(crate) async fn switch(mut self, proxy: &Proxy) -> Result<(usize, Reports), String> {
+    pub(crate) async fn switch(mut self, routes: &Routes) -> Result<(usize, Reports), String> {
         let (target, staged) = self.route.take().ok_or("the tenant was not prepared before the pause")?;
         if Instant::now() >= self.limit {
             return Err("the pause is over".into());
@@ -331,7 +374,7 @@ impl Pause {
         if !missing.is_empty() {
             return Err(format!("sessions {missing:?} have no counterpart on {}", target.server));
         }
-        proxy.routes.commit(staged).map_err(|error| error.to_string())?;
+        routes.commit(staged).map_err(|error| error.to_string())?;
         self.over = true;
         let (sessions, mut reports) = {
             let mut state = lock(&self.tenant.state);
@@ -351,7 +394,7 @@ impl Pause {
         while let Some((id, result)) = reports.recv().await {
             results.insert(id, result);
         }
-        if let Err(error) = proxy.routes.sync() {
+        if let Err(error) = routes.sync() {
             tracing::error!(%error, "the new route is in force, but may be lost if the machine crashes");
         }
         tracing::info!(tenant = self.tenant.name, server = %target.server, sessions = sessions.len(), "switched over");
@@ -367,61 +410,6 @@ impl Drop for Pause {
     }
 }
 
-/// A session's place in the proxy and its tenant; dropping it frees the place.
-pub(crate) struct Place {
-    pub(crate) tenant: Arc<Tenant>,
-    pub(crate) entry: Arc<Entry>,
-    proxy: Arc<Proxy>,
-}
-
-impl Place {
-    pub(crate) fn new(proxy: Arc<Proxy>, tenant: Arc<Tenant>, entry: Arc<Entry>) -> Place {
-        Place { tenant, entry, proxy }
-    }
-
-    /// Waits while the tenant is paused; returns the server in service, without entering the tenant.
-    pub(crate) async fn server_in_service(&self) -> Result<Arc<Server>, Refusal> {
-        self.when_open(|_| {}).await.map(|admitted| admitted.server)
-    }
-
-    /// Waits while the tenant is paused, and enters it; returns the server in service from now on.
-    pub(crate) async fn admit(&self) -> Result<TenantAdmission, Refusal> {
-        self.when_open(|state| {
-            state.sessions.insert(self.entry.id, self.entry.clone());
-            if let Some(target) = &state.target {
-                self.entry.send(Command::Prepare(target.clone(), None));
-            }
-            if let Some(capture) = state.capture.as_ref().filter(|capture| capture.is_live()) {
-                self.entry.send(Command::Capture(capture.clone(), None));
-            }
-        })
-        .await
-    }
-
-    async fn when_open(&self, enter: impl Fn(&mut State)) -> Result<TenantAdmission, Refusal> {
-        let mut changed = self.tenant.changed.subscribe();
-        let mut waited = false;
-        loop {
-            changed.mark_unchanged();
-            {
-                let mut state = lock(&self.tenant.state);
-                if state.config.connections.is_some_and(|most| state.sessions.len() >= most) {
-                    let message = format!("too many connections for database \"{}\"", self.tenant.name);
-                    return Err(Refusal::new("53300", message));
-                }
-                if state.service == Service::Open {
-                    enter(&mut state);
-                    return Ok(TenantAdmission { server: state.server.clone(), waited });
-                }
-            }
-            waited = true;
-            if changed.changed().await.is_err() {
-                return Err(Refusal::new("57P01", "the proxy is shutting down"));
-            }
-        }
-    }
-}
-
 /// A place in a tenant that is not paused.
 #[derive(Debug)]
 pub(crate) struct TenantAdmission {
@@ -429,12 +417,4 @@ pub(crate) struct TenantAdmission {
     pub(crate) server: Arc<Server>,
     /// The tenant was paused before.
     pub(crate) waited: bool,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        lock(&self.tenant.state).sessions.remove(&self.entry.id);
-        self.proxy.directory.leave(self.entry.id);
-        self.proxy.totals.absorb(&self.entry.counters);
-    }
 }

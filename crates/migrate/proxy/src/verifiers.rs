@@ -1,6 +1,6 @@
 //! A file of stored passwords: lines `USER VERIFIER`, one for each role.
 
-use crate::secret::MockSecret;
+use crate::mock_secret::MockSecret;
 use std::io;
 use std::path::Path;
 use stillpoint_host::file::read_regular_text;

@@ -2,19 +2,19 @@
 //! and waits for all of its sessions with one system call. A session stays with its pair, and with one of the two at a
 //! time, so the threads share nothing of it.
 
-use crate::config::Origin;
 use crate::error::StartError;
 use crate::forwarder::Forwarder;
+use crate::pending_connections::Arrival;
 use crate::polled_stream::PolledStream;
 use crate::proxy::Proxy;
-use crate::session;
-use crate::stream::Raw;
+use crate::session::startup;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use stillpoint_migrate_control::Origin;
+use stillpoint_migrate_postgres::Raw;
 use tokio::runtime::{Builder, LocalOptions};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Default number of thread pairs that serve sessions.
@@ -25,9 +25,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 pub(crate) fn default_count(processors: usize) -> usize {
     (processors / 2).max(1)
 }
-
-/// Permit that limits the connections on their way from the accepting task; released on arrival.
-pub(crate) type Arrival = OwnedSemaphorePermit;
 
 struct Worker {
     connections: UnboundedSender<(PolledStream, Origin, Arrival)>,
@@ -109,7 +106,7 @@ async fn work(
         let (proxy, load, forwarder) = (proxy.clone(), load.clone(), forwarder.clone());
         tokio::task::spawn_local(async move {
             match stream.register() {
-                Ok(raw) => session::serve(raw, origin, arrival, proxy, forwarder).await,
+                Ok(raw) => startup::serve(raw, origin, arrival, proxy, forwarder).await,
                 Err(error) => tracing::warn!(%error, "a connection cannot be served"),
             }
             load.fetch_sub(1, Ordering::Relaxed);

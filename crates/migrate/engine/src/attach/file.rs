@@ -7,7 +7,8 @@ use crate::{Error, Server};
 use std::path::{Path, PathBuf};
 use stillpoint_host::file::read_regular;
 use stillpoint_host::trusted::Directory;
-use stillpoint_migrate_proxy::{Config, ServerTls};
+use stillpoint_migrate_control::Config;
+use stillpoint_migrate_postgres::ServerTls;
 
 /// Maximum size in bytes of a file that the proxy's own user may have written.
 pub(super) const FILE_MAX: u64 = 64 << 20;

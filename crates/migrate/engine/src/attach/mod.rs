@@ -28,8 +28,8 @@ use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stillpoint_host::file::read_regular;
-use stillpoint_migrate_proxy::Config;
-use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
+use stillpoint_migrate_control::Config;
+use stillpoint_migrate_control::{Client, Reply, Request, Status};
 use tokio::net::UnixStream;
 
 /// Maximum time for the proxy to read its file again.
@@ -377,7 +377,7 @@ fn running_migrations(options: &DetachOptions) -> Result<Vec<String>, Error> {
 /// Returns databases that the proxy serves from another server now: a client that connects to this server for them is refused.
 fn moved_databases(options: &DetachOptions, config: &Config) -> Result<Vec<String>, Error> {
     let (host, port) = options.source.host_and_port();
-    let is_here = |server: &stillpoint_migrate_proxy::Server| (&server.host, server.port) == (&host, port);
+    let is_here = |server: &stillpoint_migrate_postgres::Server| (&server.host, server.port) == (&host, port);
     let moved = read_routes(&config.routes)?
         .into_iter()
         .filter(|(name, server)| config.server_of(name).is_some_and(is_here) && !is_here(server));
@@ -392,7 +392,7 @@ fn moved_databases(options: &DetachOptions, config: &Config) -> Result<Vec<Strin
 }
 
 /// Servers to which the proxy's tenants have moved; read from its file, because it may not be running.
-fn read_routes(path: &Path) -> Result<BTreeMap<String, stillpoint_migrate_proxy::Server>, Error> {
+fn read_routes(path: &Path) -> Result<BTreeMap<String, stillpoint_migrate_postgres::Server>, Error> {
     let wrong = |why: String| Error::Proxy(format!("routes file {}: {why}", path.display()));
     // The proxy's user wrote this file.
     match read_regular(path, FILE_MAX) {

@@ -12,7 +12,7 @@
 use crate::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
-use stillpoint_migrate_proxy::Endpoint;
+use stillpoint_migrate_control::Endpoint;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 

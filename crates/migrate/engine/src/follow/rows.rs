@@ -10,8 +10,8 @@ use crate::pgoutput::{Lsn, Tuple, Value};
 use crate::recording::Spool;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use stillpoint_migrate_proxy::control::Reply;
-use stillpoint_migrate_proxy::control::rows::{Row, RowChange, Syncset, TableShape};
+use stillpoint_migrate_control::Reply;
+use stillpoint_migrate_control::rows::{Row, RowChange, Syncset, TableShape};
 use stillpoint_migrate_replay::Token;
 use tokio::sync::{Notify, mpsc};
 
@@ -226,7 +226,7 @@ pub(super) fn row_bytes(row: &Row) -> u64 {
 mod tests {
     use super::super::transaction::tests::table_def;
     use super::*;
-    use stillpoint_migrate_proxy::control::rows::TokenSpec;
+    use stillpoint_migrate_control::rows::TokenSpec;
 
     fn translator() -> Translator {
         let seen = SourceSnapshot::parse("10:20:12").unwrap();

@@ -1,376 +1,336 @@
-//! The control socket: one JSON object a line, a request and its reply in turn.
-//!
-//! The connection that asked for a pause holds it: when it ends, or the limit is reached, the sessions go on at the
-//! source.
+//! Server side of the control socket.
 
-mod client;
-pub mod rows;
-pub(crate) mod server;
+mod rows;
 
-pub use crate::entry::Activity;
-pub use client::{Client, ControlError};
-
-use crate::config::Server;
-use serde::{Deserialize, Serialize};
+use crate::capture::{Capture, Next, RunningReport};
+use crate::entry::Entry;
+use crate::proxy::Proxy;
+use crate::standby;
+use crate::target::Target;
+use crate::tenant::{Pause, PauseOutcome, Reports};
 use std::collections::BTreeMap;
-use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use stillpoint_migrate_control::{
+    CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
+};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+use zeroize::{Zeroize, Zeroizing};
 
-/// Request to the proxy.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
-    /// Report tenants, sessions and counters.
-    Status,
-    /// Register a tenant, as if a client of it had connected: a database that `*` stands for is then among the tenants.
-    Know {
-        /// Name of the tenant.
-        tenant: String,
-    },
-    /// Open a counterpart at the target for every session of a tenant, and keep it alike.
-    Prepare {
-        /// Name of the tenant.
-        tenant: String,
-        /// Server that the tenant may move to.
-        target: TargetSpec,
-        /// Stored passwords of roles (`rolname` and `rolpassword` of `pg_authid`), for targets that ask for passwords.
-        #[serde(default)]
-        verifiers: BTreeMap<String, String>,
-        /// Time limit in milliseconds; sessions that are not ready by then are reported as waiting.
-        #[serde(default = "default_prepare_ms")]
-        limit_ms: u64,
-        /// Set if it was asked a moment ago: good counterparts stay, and only sessions that were not ready are asked.
-        #[serde(default)]
-        again: bool,
-    },
-    /// Capture the writes of a tenant's sessions. After [`Reply::Capturing`] this connection gets one line for each
-    /// committed transaction; the capture ends with the connection.
-    Capture {
-        /// Name of the tenant.
-        tenant: String,
-        /// Time limit in milliseconds; if a transaction has not ended by then, its session is named, and nothing is
-        /// captured.
-        #[serde(default = "default_prepare_ms")]
-        limit_ms: u64,
-        /// Capture the statements that clients send as well, with the snapshots of their transactions.
-        #[serde(default)]
-        statements: bool,
-    },
-    /// Stand by: take over when the proxy is gone. This connection gets one more reply after each reload of the
-    /// configuration. When it ends, the caller no longer stands by, or must check which proxy serves.
-    StandBy {
-        /// Text of the caller's configuration file.
-        config: String,
-    },
-    /// Report the progress of a tenant's capture.
-    Captured {
-        /// Name of the tenant.
-        tenant: String,
-    },
-    /// Let no transaction begin, and wait until none is open.
-    Pause {
-        /// Name of the tenant.
-        tenant: String,
-        /// Time limit in milliseconds; after it everything goes on at the source, in any state of the pause.
-        limit_ms: u64,
-    },
-    /// Put the target in service; only while paused.
-    Switch {
-        /// Name of the tenant.
-        tenant: String,
-    },
-    /// End the pause: go on at the source.
-    Resume {
-        /// Name of the tenant.
-        tenant: String,
-    },
-    /// Forget the target and close the counterparts.
-    Abandon {
-        /// Name of the tenant.
-        tenant: String,
-    },
-}
+/// Longest request line in bytes.
+const LINE_BYTES_MAX: u64 = 4 << 20;
+/// Longest time to take a reply; after it the connection is closed.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest pause of a tenant.
+const PAUSE_TIME_MAX: Duration = Duration::from_secs(60);
 
-impl fmt::Debug for Request {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Request::Status => f.write_str("Status"),
-            Request::Know { tenant } => write!(f, "Know({tenant})"),
-            Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
-                let again = if *again { " again" } else { "" };
-                write!(f, "Prepare({tenant} to {target:?}{again}, {} verifiers, {limit_ms} ms)", verifiers.len())
-            }
-            Request::Capture { tenant, limit_ms, statements } => {
-                let what = if *statements { " with statements" } else { "" };
-                write!(f, "Capture({tenant}{what}, {limit_ms} ms)")
-            }
-            Request::StandBy { .. } => f.write_str("StandBy"),
-            Request::Captured { tenant } => write!(f, "Captured({tenant})"),
-            Request::Pause { tenant, limit_ms } => write!(f, "Pause({tenant}, {limit_ms} ms)"),
-            Request::Switch { tenant } => write!(f, "Switch({tenant})"),
-            Request::Resume { tenant } => write!(f, "Resume({tenant})"),
-            Request::Abandon { tenant } => write!(f, "Abandon({tenant})"),
-        }
+/// Answers one connection until it ends.
+pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
+    let permitted = stream.peer_cred().is_ok_and(|peer| {
+        let own = rustix::process::geteuid().as_raw();
+        peer.uid() == own || peer.uid() == 0
+    });
+    if !permitted {
+        return tracing::warn!("rejected a control connection from a process of another user");
     }
-}
-
-/// A server, by its name in the configuration or described.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum TargetSpec {
-    /// Name of a section `[servers.NAME]` of the configuration.
-    Name(String),
-    /// Values as in such a section.
-    Server(Server),
-}
-
-fn default_prepare_ms() -> u64 {
-    10_000
-}
-
-/// A session and a remark about it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Remark {
-    /// Number of the session.
-    pub id: u32,
-    /// User of the session.
-    pub user: String,
-    /// Text of the remark.
-    pub why: String,
-    /// Time for which it has been busy, in milliseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transaction_ms: Option<u64>,
-}
-
-/// Reply of the proxy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "reply", rename_all = "snake_case")]
-pub enum Reply {
-    /// Reply to [`Request::Status`].
-    Status(Status),
-    /// Reply to [`Request::Know`]: the configuration has the tenant.
-    Known,
-    /// Reply to [`Request::Prepare`].
-    Prepared {
-        /// Number of sessions whose counterpart carries the same state.
-        sessions: usize,
-        /// Sessions that are busy at the moment; they follow when they are not.
-        waiting: Vec<Remark>,
-        /// Sessions that hold state that cannot be moved.
-        pinned: Vec<Remark>,
-        /// Sessions whose counterpart could not be made.
-        failed: Vec<Remark>,
-    },
-    /// Reply to [`Request::Capture`]: from now on this connection gets every commit, in order.
-    Capturing {
-        /// Number of sessions.
-        sessions: usize,
-        /// Tables of which not all writes can be captured, and the reasons: such a write ends the capture. Known once
-        /// there is a session.
-        uncovered: Vec<(String, String)>,
-    },
-    /// A table, before the first transaction that wrote to it.
-    Table(rows::TableShape),
-    /// A committed transaction; empty if it was rolled back after its stamp was taken.
-    Syncset(rows::Syncset),
-    /// A transaction's first operation is sent next; only where statements are captured.
-    Begins {
-        /// Number of the transaction here, used once.
-        running: u64,
-    },
-    /// A transaction has its snapshot.
-    Began {
-        /// Number of the transaction here.
-        running: u64,
-        /// Snapshot in the format of `pg_current_snapshot()`.
-        snapshot: String,
-    },
-    /// A transaction is over and was not committed.
-    Ended {
-        /// Number of the transaction here.
-        running: u64,
-    },
-    /// Nothing more is captured.
-    CaptureOver {
-        /// Reason for the end.
-        why: String,
-    },
-    /// Reply to [`Request::StandBy`].
-    StandingBy {
-        /// Text of the active configuration file.
-        config: String,
-    },
-    /// Reply to [`Request::Captured`].
-    Captured {
-        /// The last stamp that was taken. If no transaction is open, no later one follows.
-        stamp: u64,
-        /// Reason why the capture is over.
-        over: Option<String>,
-    },
-    /// Reply to [`Request::Pause`]: no transaction is open.
-    Drained {
-        /// Time until then, in microseconds.
-        waited_us: u64,
-    },
-    /// Reply to [`Request::Pause`]: these sessions did not stop; all sessions go on.
-    Blocked {
-        /// Sessions, with the reasons.
-        sessions: Vec<Remark>,
-    },
-    /// Reply to [`Request::Switch`].
-    Switched {
-        /// Number of sessions at the switch.
-        sessions: usize,
-        /// Sessions that could not be moved; they were closed.
-        failed: Vec<Remark>,
-    },
-    /// Reply to [`Request::Resume`].
-    Resumed,
-    /// Reply to [`Request::Abandon`].
-    Abandoned,
-    /// The request was refused; nothing has changed.
-    Error {
-        /// Reason for the refusal.
-        message: String,
-    },
-}
-
-/// State of the proxy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
-    /// Databases that have sessions, are configured, or have moved.
-    pub tenants: Vec<TenantStatus>,
-    /// All sessions.
-    pub sessions: Vec<SessionStatus>,
-    /// Sums since the proxy started.
-    pub counters: CounterStatus,
-    /// Process number of a proxy that stands by.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub standby: Option<i32>,
-}
-
-/// State of a tenant.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TenantStatus {
-    /// Name, as clients ask for it.
-    pub name: String,
-    /// Server that it is on.
-    pub server: Server,
-    /// Phase of a move.
-    pub phase: Phase,
-    /// Server that it may move to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target: Option<Server>,
-    /// Pairs of an upper limit in microseconds and a count: that many statements took less, and no less than the limit
-    /// before.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<(u64, u64)>,
-}
-
-/// Phase of a tenant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// No move is under way.
-    Serving,
-    /// Sessions have counterparts at a target.
-    Prepared,
-    /// No transaction may begin.
-    Paused,
-}
-
-/// State of a session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SessionStatus {
-    /// Number, which is also its process number for the client.
-    pub id: u32,
-    /// Name of the tenant.
-    pub tenant: String,
-    /// Name of the user.
-    pub user: String,
-    /// Name of the database that the client asked for.
-    pub database: String,
-    /// Address of its client.
-    pub client: String,
-    /// Current activity.
-    pub state: Activity,
-    /// State that it holds and that cannot be moved.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pinned: Option<String>,
-    /// Process number of its server process, once it has logged in there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub backend: Option<u32>,
-    /// True if it has a counterpart at the target that carries the same state.
-    pub prepared: bool,
-    /// Time for which it has been busy, in milliseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transaction_ms: Option<u64>,
-    /// Number of ReadyForQuery messages that it has received.
-    #[serde(default)]
-    pub statements: u64,
-}
-
-/// Sums since the proxy started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct CounterStatus {
-    /// Number of ReadyForQuery messages.
-    pub statements: u64,
-    /// Number of bytes received from clients.
-    pub bytes_up: u64,
-    /// Number of bytes sent to clients.
-    pub bytes_down: u64,
-    /// Number of times that the configuration was reloaded.
-    #[serde(default)]
-    pub reloads: u64,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_are_written_as_the_contract_says() {
-        for (text, request) in [
-            (r#"{"request":"status"}"#, Request::Status),
-            (
-                r#"{"request":"pause","tenant":"t","limit_ms":500}"#,
-                Request::Pause { tenant: "t".into(), limit_ms: 500 },
-            ),
-            (
-                r#"{"request":"prepare","tenant":"t","target":"b"}"#,
-                Request::Prepare {
-                    tenant: "t".into(),
-                    target: TargetSpec::Name("b".into()),
-                    verifiers: BTreeMap::new(),
-                    limit_ms: 10_000,
-                    again: false,
+    let mut stream = BufReader::new(stream);
+    let mut pause: Option<Pause> = None;
+    // The end of a pause may cut a read off: the bytes read so far are the beginning of the next line.
+    let mut line = Zeroizing::new(Vec::new());
+    loop {
+        let read = {
+            let mut limited = (&mut stream).take(LINE_BYTES_MAX.saturating_sub(line.len() as u64));
+            let reading = limited.read_until(b'\n', &mut line);
+            match &pause {
+                None => reading.await,
+                Some(held) => tokio::select! {
+                    read = reading => read,
+                    () = tokio::time::sleep_until(held.limit()) => {
+                        end_pause(&mut pause);
+                        continue;
+                    }
                 },
-            ),
-        ] {
-            assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request, "{text}");
+            }
+        };
+        match read {
+            Ok(_) if line.ends_with(b"\n") => {}
+            _ => return,
         }
-        let text = r#"{"request":"prepare","tenant":"t","target":{"host":"/tmp","port":1},"verifiers":{"a":"secret"}}"#;
-        let request: Request = serde_json::from_str(text).unwrap();
-        assert!(!format!("{request:?}").contains("secret"));
-        assert!(serde_json::from_str::<Request>(r#"{"request":"stop"}"#).is_err());
+        let request = serde_json::from_slice::<Request>(&line);
+        line.zeroize();
+        let reply = match request {
+            Ok(Request::Capture { tenant, limit_ms, statements }) => {
+                tracing::debug!(tenant, statements, "capture");
+                match capture(&proxy, &tenant, Duration::from_millis(limit_ms), statements).await {
+                    Ok((capture, reply)) => return stream_rows(stream, &capture, &reply).await,
+                    Err(message) => Reply::Error { message },
+                }
+            }
+            Ok(Request::StandBy { config }) => match standby::keep(&mut stream, &proxy, &config).await {
+                Ok(()) => return,
+                Err(message) => Reply::Error { message },
+            },
+            Ok(request) => {
+                tracing::debug!(?request, "control");
+                answer(&proxy, request, &mut pause).await
+            }
+            Err(error) => Reply::Error { message: format!("not a request: {error}") },
+        };
+        // A caller that does not read its reply cannot hold the pause for longer either.
+        let limit = pause.as_ref().map_or_else(|| Instant::now() + REPLY_TIMEOUT, Pause::limit);
+        match tokio::time::timeout_at(limit, send_reply(stream.get_mut(), &reply)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            Err(_) => return end_pause(&mut pause),
+        }
     }
+}
 
-    #[test]
-    fn replies_survive_the_way_there_and_back() {
-        let remark = Remark { id: 7, user: "u".into(), why: "w".into(), transaction_ms: Some(3) };
-        for reply in [
-            Reply::Drained { waited_us: 12 },
-            Reply::Blocked { sessions: vec![remark] },
-            Reply::Resumed,
-            Reply::Error { message: "m".into() },
-            Reply::Status(Status {
-                tenants: vec![],
-                sessions: vec![],
-                counters: CounterStatus::default(),
-                standby: None,
-            }),
-        ] {
-            let text = serde_json::to_string(&reply).unwrap();
-            assert_eq!(serde_json::from_str::<Reply>(&text).unwrap(), reply, "{text}");
+fn end_pause(pause: &mut Option<Pause>) {
+    if let Some(held) = pause.take() {
+        tracing::warn!(
+            tenant = held.tenant().name,
+            "the pause reached its time limit: sessions continue on the source"
+        );
+    }
+}
+
+async fn send_reply(stream: &mut UnixStream, reply: &Reply) -> std::io::Result<()> {
+    let mut text =
+        serde_json::to_string(reply).unwrap_or_else(|error| format!(r#"{{"reply":"error","message":"{error}"}}"#));
+    text.push('\n');
+    stream.write_all(text.as_bytes()).await
+}
+
+async fn capture(
+    proxy: &Proxy,
+    tenant: &str,
+    limit: Duration,
+    statements: bool,
+) -> Result<(Arc<Capture>, Reply), String> {
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
+    let (capture, sessions) = tenant.capture(limit, statements, proxy.memory()).await?;
+    let uncovered = capture.uncovered();
+    Ok((capture, Reply::Capturing { sessions, uncovered }))
+}
+
+/// Sends the captured transactions until the capture is over or the follower disconnected.
+async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply: &Reply) {
+    if send_reply(stream.get_mut(), reply).await.is_err() {
+        return capture.break_off("the follower disconnected".into());
+    }
+    let mut known = BTreeMap::new();
+    let mut nothing = String::new();
+    loop {
+        let next = tokio::select! {
+            next = capture.next() => next,
+            // The follower sends nothing more: any read is its end.
+            _ = stream.read_line(&mut nothing) => return capture.break_off("the follower disconnected".into()),
+        };
+        let lines = match next {
+            Next::Written(stamp, written) => rows::lines(stamp, written, &mut known),
+            Next::RunningReport(RunningReport::Begins(running)) => vec![Reply::Begins { running }],
+            Next::RunningReport(RunningReport::Began(running, snapshot)) => vec![Reply::Began { running, snapshot }],
+            Next::RunningReport(RunningReport::Ended(running)) => vec![Reply::Ended { running }],
+            Next::Over(why) => {
+                let _ = send_reply(stream.get_mut(), &Reply::CaptureOver { why }).await;
+                return;
+            }
+        };
+        for line in &lines {
+            if send_reply(stream.get_mut(), line).await.is_err() {
+                return capture.break_off("the follower disconnected".into());
+            }
         }
+    }
+}
+
+async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>) -> Reply {
+    let reply = match request {
+        Request::Status => Ok(Reply::Status(status(proxy))),
+        Request::Know { tenant } => match proxy.tenant(&tenant) {
+            Some(tenant) => {
+                tenant.keep();
+                Ok(Reply::Known)
+            }
+            None => Err(unknown_tenant(&tenant)),
+        },
+        Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
+            prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await
+        }
+        // The task that reads the connection answers these two.
+        Request::Capture { tenant, .. } => {
+            Err(format!("a capture of tenant `{tenant}` requires a connection of its own"))
+        }
+        Request::StandBy { .. } => Err("this request requires a connection of its own".into()),
+        Request::Captured { tenant } => match proxy.tenant(&tenant) {
+            Some(found) => match found.captured() {
+                Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.end_reason() }),
+                None => Err(format!("tenant `{tenant}` is not captured")),
+            },
+            None => Err(unknown_tenant(&tenant)),
+        },
+        Request::Pause { tenant, limit_ms } => {
+            begin_pause(proxy, &tenant, Duration::from_millis(limit_ms).min(PAUSE_TIME_MAX), pause).await
+        }
+        Request::Switch { tenant } => match take_pause(pause, &tenant) {
+            Ok(held) => {
+                let entries = entries(proxy);
+                let switched = held.switch(&proxy.routes).await;
+                switched.map(|(sessions, reports)| Reply::Switched {
+                    sessions,
+                    failed: remarks(&entries, failures(reports)),
+                })
+            }
+            Err(why) => Err(why),
+        },
+        Request::Resume { tenant } => take_pause(pause, &tenant).map(|held| {
+            drop(held);
+            Reply::Resumed
+        }),
+        Request::Abandon { tenant } => match proxy.tenant(&tenant) {
+            Some(tenant) => tenant.abandon().map(|()| Reply::Abandoned),
+            None => Err(unknown_tenant(&tenant)),
+        },
+    };
+    reply.unwrap_or_else(|message| Reply::Error { message })
+}
+
+fn unknown_tenant(tenant: &str) -> String {
+    format!("there is no tenant `{tenant}`")
+}
+
+fn take_pause(pause: &mut Option<Pause>, tenant: &str) -> Result<Pause, String> {
+    match pause.take() {
+        Some(held) if held.tenant().name == tenant => Ok(held),
+        other => {
+            *pause = other;
+            Err(format!("this connection does not hold a pause of tenant `{tenant}`"))
+        }
+    }
+}
+
+fn entries(proxy: &Proxy) -> BTreeMap<u32, Arc<Entry>> {
+    proxy.directory.all().into_iter().map(|entry| (entry.id, entry)).collect()
+}
+
+fn failures(reports: Reports) -> Vec<(u32, String)> {
+    reports.into_iter().filter_map(|(id, result)| result.err().map(|why| (id, why))).collect()
+}
+
+fn remarks(entries: &BTreeMap<u32, Arc<Entry>>, reports: Vec<(u32, String)>) -> Vec<Remark> {
+    let user = |id: u32| entries.get(&id).map(|entry| entry.user.clone()).unwrap_or_default();
+    reports.into_iter().map(|(id, why)| Remark { id, user: user(id), why, transaction_ms: None }).collect()
+}
+
+async fn prepare(
+    proxy: &Arc<Proxy>,
+    tenant: &str,
+    target: TargetSpec,
+    verifiers: BTreeMap<String, String>,
+    limit: Duration,
+    again: bool,
+) -> Result<Reply, String> {
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
+    let mut server = match target {
+        TargetSpec::Server(server) => server,
+        TargetSpec::Name(name) => {
+            let settings = proxy.settings();
+            settings.config.servers.get(&name).cloned().ok_or_else(|| format!("there is no server `{name}`"))?
+        }
+    };
+    if server.database.is_none() {
+        server.database.clone_from(&tenant.server().database);
+    }
+    let verifiers: BTreeMap<String, Zeroizing<String>> =
+        verifiers.into_iter().map(|(user, stored)| (user, Zeroizing::new(stored))).collect();
+    let target = match tenant.target() {
+        Some(known) if *known.server == server && known.verifiers == verifiers => known,
+        _ => Arc::new(Target::new(server, verifiers)),
+    };
+    let reports = tenant.prepare(target, limit, again).await?;
+    let entries = entries(proxy);
+    let ready = reports.values().filter(|result| result.is_ok()).count();
+    let (mut waiting, mut pinned, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    for (id, why) in failures(reports) {
+        let list = match entries.get(&id) {
+            _ if why.starts_with("waiting") => &mut waiting,
+            Some(entry) if entry.pinned().is_some() => &mut pinned,
+            Some(_) => &mut failed,
+            None => continue,
+        };
+        list.push((id, why));
+    }
+    let [waiting, pinned, failed] = [waiting, pinned, failed].map(|reports| remarks(&entries, reports));
+    Ok(Reply::Prepared { sessions: ready, waiting, pinned, failed })
+}
+
+async fn begin_pause(
+    proxy: &Arc<Proxy>,
+    tenant: &str,
+    limit: Duration,
+    pause: &mut Option<Pause>,
+) -> Result<Reply, String> {
+    if let Some(held) = pause {
+        return Err(format!("this connection holds a pause of tenant `{}`", held.tenant().name));
+    }
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
+    Ok(match tenant.pause(limit, &proxy.routes).await? {
+        PauseOutcome::Drained(held, waited) => {
+            *pause = Some(held);
+            Reply::Drained { waited_us: waited.as_micros() as u64 }
+        }
+        PauseOutcome::Blocked(who) => {
+            let remark = |(entry, why): (Arc<Entry>, String)| Remark {
+                id: entry.id,
+                user: entry.user.clone(),
+                why,
+                transaction_ms: entry.busy_for().map(|busy| busy.as_millis() as u64),
+            };
+            Reply::Blocked { sessions: who.into_iter().map(remark).collect() }
+        }
+    })
+}
+
+fn status(proxy: &Proxy) -> Status {
+    let tenants = proxy.tenants().into_iter().map(|tenant| {
+        let target = tenant.target().map(|target| (*target.server).clone());
+        let phase = match &target {
+            _ if tenant.is_paused() => Phase::Paused,
+            Some(_) => Phase::Prepared,
+            None => Phase::Serving,
+        };
+        let waits = tenant.waits.counts();
+        TenantStatus { name: tenant.name.clone(), server: (*tenant.server()).clone(), phase, target, waits }
+    });
+    let session = |entry: Arc<Entry>| SessionStatus {
+        id: entry.id,
+        tenant: entry.tenant.clone(),
+        user: entry.user.clone(),
+        database: entry.database.clone(),
+        client: entry.origin.clone(),
+        state: entry.activity(),
+        pinned: entry.pinned(),
+        backend: entry.backend(),
+        prepared: entry.is_prepared(),
+        transaction_ms: entry.busy_for().map(|busy| busy.as_millis() as u64),
+        statements: entry.counters.statements.load(Ordering::Relaxed),
+    };
+    let entries = proxy.directory.all();
+    let counters = proxy.sum();
+    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    Status {
+        tenants: tenants.collect(),
+        sessions: entries.into_iter().map(session).collect(),
+        counters: CounterStatus {
+            statements: load(&counters.statements),
+            bytes_up: load(&counters.bytes_up),
+            bytes_down: load(&counters.bytes_down),
+            reloads: *proxy.reloads.borrow(),
+        },
+        standby: proxy.standby.taken_by(),
     }
 }

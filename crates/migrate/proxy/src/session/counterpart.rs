@@ -2,14 +2,14 @@
 //! for it.
 
 use crate::error::SessionError;
-use crate::link::{self, Answers, Ready};
-use crate::secret::Credential;
+use crate::link;
 use crate::session::session_state::{self, SessionState};
 use crate::target::Target;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use stillpoint_migrate_postgres::{Answers, Credential, Ready};
 use stillpoint_migrate_wire::backend;
 use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step, put};
 use stillpoint_migrate_wire::frontend::put_sync;
@@ -150,9 +150,9 @@ async fn log_in(login: &TargetLogin) -> Result<Box<Ready>, String> {
     Ok(ready)
 }
 
-fn error_chain(error: &SessionError) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
+    let mut source = error.source();
     while let Some(cause) = source {
         text = format!("{text}: {cause}");
         source = cause.source();
@@ -161,9 +161,11 @@ fn error_chain(error: &SessionError) -> String {
 }
 
 async fn exchange(ready: &mut Ready, bytes: &[u8], syncs: usize) -> Result<Answers, String> {
-    let exchange = tokio::time::timeout(REPLY_TIMEOUT, link::exchange(&mut ready.stream, bytes, syncs));
-    let answers = exchange.await.unwrap_or(Err(SessionError::TimedOut("an answer of the target")));
-    let answers = answers.map_err(|error| error_chain(&error))?;
+    let exchange = stillpoint_migrate_postgres::exchange(&mut ready.stream, bytes, syncs);
+    let answers = match tokio::time::timeout(REPLY_TIMEOUT, exchange).await {
+        Ok(answers) => answers.map_err(|error| error_chain(&error))?,
+        Err(_) => return Err(error_chain(&SessionError::TimedOut("an answer of the target"))),
+    };
     note_parameters(&mut ready.parameters, &answers.aside);
     Ok(answers)
 }

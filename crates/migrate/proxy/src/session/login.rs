@@ -1,21 +1,19 @@
 //! Login: the server asks, the client answers, and the proxy listens; or the proxy asks, if it has the verifiers.
 
+use super::place::Place;
 use super::pump::Pump;
 use super::startup::StartupRequest;
 use super::{Session, state_tracker::StateTracker};
-use crate::config::Server;
-use crate::entry::Activity;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
-use crate::link::{self, Reader, refused};
+use crate::link;
 use crate::logins;
 use crate::proxy::Proxy;
-use crate::secret::{Credential, Login, nonce};
-use crate::stream::Stream;
-use crate::tenant::Place;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_control::Activity;
+use stillpoint_migrate_postgres::{Credential, Greeting, LinkError, Login, Reader, Ready, Server, Stream, nonce};
 use stillpoint_migrate_wire::backend::{self, Authentication, put_authentication, put_key_data, put_parameter_status};
 use stillpoint_migrate_wire::frame::HEADER_LEN;
 use stillpoint_migrate_wire::frontend::SaslInitial;
@@ -145,14 +143,14 @@ pub(super) async fn log_in(
             // pause.
             let credential = request_proof(&mut client, verifier, &request.who.user).await?;
             request.must_be_served().map_err(SessionError::Refused)?;
-            let server = place.admit().await.map_err(SessionError::Refused)?.server;
+            let server = place.tenant.admit(&place.entry).await.map_err(SessionError::Refused)?.server;
             match log_in_again(server, request, credential, limit).await {
                 Ok(ready) => ready,
                 Err(error) => return Err(report_refusal(&mut client, error).await),
             }
         }
         None => {
-            let server = place.server_in_service().await.map_err(SessionError::Refused)?;
+            let server = place.tenant.server_in_service().await.map_err(SessionError::Refused)?;
             let packet = link::startup_packet(&request.startup, &server);
             let mut stream = link::connect(&server, limit).await?;
             stream.write_all(&packet).await.map_err(SessionError::Server)?;
@@ -161,7 +159,7 @@ pub(super) async fn log_in(
             request.must_be_served().map_err(SessionError::Refused)?;
             // Not earlier: a client that has not proved its identity must not hold up a pause here either.
             let target = place.tenant.target();
-            let admitted = place.admit().await.map_err(SessionError::Refused)?;
+            let admitted = place.tenant.admit(&place.entry).await.map_err(SessionError::Refused)?;
             if Arc::ptr_eq(&admitted.server, &server) && !admitted.waited {
                 read_greeting(&mut client, observed, server).await?
             } else {
@@ -252,7 +250,7 @@ async fn log_in_again(
     let ready = link::login(&server, &packet, &request.who.user, &credential, limit).await?;
     let mut greeting = Vec::new();
     put_authentication(&mut greeting, 0, &[]);
-    let link::Ready { stream, leftover, parameters, key } = ready;
+    let Ready { stream, leftover, parameters, key } = ready;
     Ok((ServerSession { server, stream, leftover, parameters, credential }, greeting, key))
 }
 
@@ -274,22 +272,24 @@ async fn observe_login(
     let mut reader = Reader::default();
     let mut login = Login::Trusted;
     let greeting = loop {
-        let message = reader.next(&mut stream).await?;
-        if message.tag == b'E' {
-            client.write(message.bytes).await?;
-            return Err(refused(message.body));
+        let frame = reader.next(&mut stream).await?;
+        let mut bytes = Vec::new();
+        frame.put(&mut bytes);
+        if frame.tag == b'E' {
+            client.write(&bytes).await?;
+            return Err(LinkError::refused(&frame.body).into());
         }
-        if message.tag != b'R' {
-            client.write(message.bytes).await?;
+        if frame.tag != b'R' {
+            client.write(&bytes).await?;
             continue;
         }
-        let answer = match backend::authentication(message.body).map_err(SessionError::ServerProtocol)? {
-            Authentication::Ok => break message.bytes.to_vec(),
+        let answer = match backend::authentication(&frame.body).map_err(SessionError::ServerProtocol)? {
+            Authentication::Ok => break bytes,
             Authentication::SaslFinal(_) => {
-                client.write(message.bytes).await?;
+                client.write(&bytes).await?;
                 continue;
             }
-            question => relay_question(client, &question, message.bytes, &mut login, stream.is_tls()).await?,
+            question => relay_question(client, &question, &bytes, &mut login, stream.is_tls()).await?,
         };
         stream.write_all(&answer).await.map_err(SessionError::Server)?;
         stream.flush().await.map_err(SessionError::Server)?;
@@ -304,25 +304,11 @@ async fn read_greeting(
     server: Arc<Server>,
 ) -> Result<LoginResult, SessionError> {
     let ObservedLogin { mut stream, mut reader, login, mut greeting } = observed;
-    let protocol = SessionError::ServerProtocol;
-    let (mut parameters, mut key) = (BTreeMap::new(), frontend::CancelKey { pid: 0, secret: Vec::new() });
-    loop {
-        let message = reader.next(&mut stream).await?;
-        match message.tag {
-            b'S' => {
-                let (name, value) = backend::parameter_status(message.body).map_err(protocol)?;
-                parameters.insert(name.to_owned(), value.to_vec());
-            }
-            b'K' => key = backend::key_data(message.body).map_err(protocol)?,
-            b'Z' => break,
-            b'E' => {
-                greeting.extend_from_slice(message.bytes);
-                client.write(&greeting).await?;
-                return Err(refused(message.body));
-            }
-            _ => greeting.extend_from_slice(message.bytes),
-        }
+    let read = stillpoint_migrate_postgres::read_greeting(&mut stream, &mut reader, &mut greeting).await;
+    if let Err(LinkError::Refused(_)) = &read {
+        client.write(&greeting).await?;
     }
+    let Greeting { parameters, key } = read?;
     let leftover = reader.leftover().to_vec();
     let credential = Credential { login, stored: None };
     Ok((ServerSession { server, stream, leftover, parameters, credential }, greeting, key))

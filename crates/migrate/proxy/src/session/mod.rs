@@ -10,45 +10,36 @@
 mod captured;
 mod counterpart;
 mod login;
-mod pump;
+mod place;
+pub(crate) mod pump;
 mod session_state;
-mod startup;
-mod state_tracker;
-
-pub(crate) use pump::{Event, NextStep, Pump};
-pub use session_state::SESSION_SETTINGS;
-pub(crate) use startup::serve;
-pub(crate) use state_tracker::CustomNames;
-#[cfg(test)]
-pub(crate) use state_tracker::StateTracker;
+pub(crate) mod startup;
+pub(crate) mod state_tracker;
 
 use crate::capture::Capture;
-use crate::config::Server;
-use crate::entry::{Activity, Command, Entry, Reporter};
+use crate::command::{Command, Reporter};
+use crate::entry::Entry;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
 use crate::proxy::Proxy;
-use crate::secret::Credential;
-use crate::stream::Stream;
 use crate::target::Target;
 use crate::tenant::Tenant;
 use captured::CapturedSession;
 use counterpart::{Counterpart, TargetLogin};
-use pump::Admission;
+use pump::{Admission, Event, Pump};
 use session_state::SessionState;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use stillpoint_migrate_control::Activity;
+use stillpoint_migrate_postgres::{Credential, Server, Stream, exchange};
 use stillpoint_migrate_wire::backend::put_fatal;
 use stillpoint_migrate_wire::backend::put_parameter_status;
 use stillpoint_migrate_wire::frontend::{put_sync, put_terminate};
 use stillpoint_migrate_wire::startup::Startup;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc::UnboundedReceiver;
-
-/// Memory of a session for bytes under way and for its state: two buffers, and as much for its notes.
-pub(crate) const MEMORY_MAX: usize = 4 * crate::buffer::LEN;
 
 /// Shortest time until a prepared session that changes its state is asked for it again.
 const FOLLOW_INTERVAL_MIN: Duration = Duration::from_millis(200);
@@ -100,11 +91,13 @@ impl Session {
         loop {
             let event = match &mut self.captured {
                 Some(captured) => captured.run(&mut self.pump, commands).await,
-                None => {
-                    let (pump, event) = self.pump.run(commands, &self.forwarder).await?;
+                // After an error here the session is lost.
+                None if self.pump.needs_only_forwarding() => {
+                    let (pump, event) = self.forwarder.forward(self.pump, commands).await?;
                     self.pump = pump;
                     event
                 }
+                None => self.pump.run(commands).await,
             };
             let end = match event {
                 Ok(Event::ClientLeft) => End::Left,
@@ -371,8 +364,8 @@ impl Session {
     async fn read_last_messages(&mut self) {
         let mut bytes = Vec::new();
         put_sync(&mut bytes);
-        let exchange = tokio::time::timeout(CLOSE_TIMEOUT, link::exchange(&mut self.pump.server, &bytes, 1));
-        if let Ok(Ok(answers)) = exchange.await {
+        let asked = tokio::time::timeout(CLOSE_TIMEOUT, exchange(&mut self.pump.server, &bytes, 1));
+        if let Ok(Ok(answers)) = asked.await {
             self.pump.inject(&answers.aside);
         }
     }
@@ -388,9 +381,9 @@ async fn close_later(mut source: Stream, wait: Duration) {
 
 /// Asks the server for the session's state; the inner error is the reason why the state is not known.
 async fn query_state(pump: &mut Pump, tenant: &Tenant) -> Result<Result<SessionState, String>, SessionError> {
-    let names: Vec<String> = crate::entry::lock(&tenant.custom).iter().cloned().collect();
+    let names: Vec<String> = crate::mutex::lock(&tenant.custom).iter().cloned().collect();
     let question = session_state::state_query(names.iter().map(String::as_str));
-    let answers = link::exchange(&mut pump.server, &question.bytes, question.syncs).await?;
+    let answers = exchange(&mut pump.server, &question.bytes, question.syncs).await?;
     pump.inject(&answers.aside);
     Ok(match answers.error {
         Some((code, message)) => Err(format!("cannot query the session's state: {code}: {message}")),

@@ -5,12 +5,12 @@
 
 use crate::batch::{Taken, Write};
 use crate::buffer::Buffer;
-use crate::entry::{Activity, Command, Counters, Entry, now_us};
+use crate::command::Command;
+use crate::counters::Counters;
+use crate::entry::{Entry, now_us};
 use crate::error::SessionError;
-use crate::forwarder::Forwarder;
-use crate::polled_stream::PolledStream;
+use crate::polled_stream::{End, PolledStream};
 use crate::session::state_tracker::StateTracker;
-use crate::stream::{End, Stream};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -20,6 +20,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
+use stillpoint_migrate_control::Activity;
+use stillpoint_migrate_postgres::Stream;
 use stillpoint_migrate_wire::frame::{Scanner, Step};
 use stillpoint_migrate_wire::{Conversation, Status, WireError, backend, frontend};
 use tokio::io::AsyncWrite;
@@ -212,21 +214,13 @@ impl Pump {
         self.down.buffer.append(down);
     }
 
-    /// Passes bytes on until an event needs a decision; after an error of the outer kind the session is lost.
-    pub(super) async fn run(
-        mut self,
-        commands: &mut UnboundedReceiver<Command>,
-        forwarder: &Forwarder,
-    ) -> Result<(Pump, Result<Event, SessionError>), SessionError> {
-        if self.needs_only_forwarding() {
-            return forwarder.forward(self, commands).await;
-        }
-        let event = poll_fn(|cx| self.poll(cx, commands)).await;
-        Ok((self, event))
+    /// Passes bytes on until an event needs a decision.
+    pub(super) async fn run(&mut self, commands: &mut UnboundedReceiver<Command>) -> Result<Event, SessionError> {
+        poll_fn(|cx| self.poll(cx, commands)).await
     }
 
     /// Returns true if the session only needs its bytes passed on.
-    fn needs_only_forwarding(&self) -> bool {
+    pub(super) fn needs_only_forwarding(&self) -> bool {
         let plain = matches!((&self.client, &self.server), (Stream::Plain(_), Stream::Plain(_)));
         plain && self.admission == Admission::Open && !self.wants_boundary && self.follows.is_none()
     }

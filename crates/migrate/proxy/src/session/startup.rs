@@ -1,20 +1,19 @@
 //! The beginning of a connection: encryption, requests to cancel, the client's user and database.
 
+use super::place::Place;
 use super::{CLOSE_TIMEOUT, Session, login};
-use crate::config::Origin;
-use crate::config::access;
-use crate::entry::{Command, SessionIdentity};
+use crate::command::Command;
+use crate::entry::SessionIdentity;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
 use crate::logins;
-use crate::pending_connections;
+use crate::pending_connections::{self, Arrival};
 use crate::proxy::{Proxy, Settings};
-use crate::stream::{Raw, Stream};
-use crate::tenant;
 use crate::tls;
-use crate::workers::Arrival;
 use std::sync::Arc;
+use stillpoint_migrate_control::{Origin, allows};
+use stillpoint_migrate_postgres::{Raw, Stream};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::backend::put_fatal;
 use stillpoint_migrate_wire::frontend::CancelKey;
@@ -200,7 +199,7 @@ impl StartupRequest {
 
 fn check_startup(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Result<StartupRequest, Refusal> {
     let (user, database) = (startup.user().to_owned(), startup.database().to_owned());
-    if !access::allows(&settings.config.allow, &database, &user, origin, tls) {
+    if !allows(&settings.config.allow, &database, &user, origin, tls) {
         let from = match origin {
             Origin::Local => "local socket".into(),
             Origin::Address(address) => address.to_string(),
@@ -262,7 +261,7 @@ async fn log_in(
     forwarder: Arc<Forwarder>,
     settings: &Settings,
     waiting: pending_connections::Place<'_>,
-) -> Option<(Session, tenant::Place, UnboundedReceiver<Command>)> {
+) -> Option<(Session, Place, UnboundedReceiver<Command>)> {
     let limit = tokio::time::Instant::now() + settings.config.limits.startup();
     let entering = async {
         let request = check_startup(startup, origin, client.is_tls(), settings)?;
@@ -326,7 +325,7 @@ fn register_session(
     request: &StartupRequest,
     proxy: &Arc<Proxy>,
     settings: &Settings,
-) -> Result<(tenant::Place, UnboundedReceiver<Command>), Refusal> {
+) -> Result<(Place, UnboundedReceiver<Command>), Refusal> {
     let who = &request.who;
     let tenant = proxy.tenant(&who.tenant).ok_or_else(|| not_served(&who.database))?;
     let most = settings.config.limits.connections;
@@ -334,5 +333,5 @@ fn register_session(
         || Refusal::new("53300", "sorry, too many clients already").hint("The proxy serves no more connections.");
     let entered = proxy.directory.enter(who.clone(), request.secret_len, most, tenant.waits.clone());
     let (entry, commands) = entered.ok_or_else(full)?;
-    Ok((tenant::Place::new(proxy.clone(), tenant, entry), commands))
+    Ok((Place::new(proxy.clone(), tenant, entry), commands))
 }

@@ -78,7 +78,7 @@ impl StateTracker {
         if touch.custom {
             let names = custom_settings(&String::from_utf8_lossy(text));
             if !names.is_empty() {
-                let mut known = crate::entry::lock(&self.custom);
+                let mut known = crate::mutex::lock(&self.custom);
                 let room = CUSTOM_MAX.saturating_sub(known.len());
                 known.extend(names.into_iter().take(room));
             }
@@ -140,6 +140,6 @@ mod tests {
     #[test]
     fn names_of_custom_settings_are_kept_for_the_tenant() {
         let tracker = after(|to| frontend::put_query(to, "select set_config('app.tenant', '7', false)"));
-        assert_eq!(crate::entry::lock(&tracker.custom).iter().collect::<Vec<_>>(), ["app.tenant"]);
+        assert_eq!(crate::mutex::lock(&tracker.custom).iter().collect::<Vec<_>>(), ["app.tenant"]);
     }
 }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use stillpoint_migrate_control::{Client, Reply, Request, Status};
 use stillpoint_migrate_engine::{AttachOptions, DetachOptions, Error, Server, attach, detach};
-use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
 use stillpoint_testing::{
     child::{ChildGuard, bound_command},
     port::free_port,

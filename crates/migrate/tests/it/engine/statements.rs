@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
+use stillpoint_migrate_control::{Client, Reply, Request};
 use stillpoint_migrate_engine::{
     Capture, Error, FaultPoint, Observer, Options, Outcome, Schedule, Server, State, fallback, run,
 };
-use stillpoint_migrate_proxy::control::{Client, Reply, Request};
 use stillpoint_testing::postgresql::{Cluster, Load, LoadOutcome, available};
 use tokio::sync::Notify;
 use tokio_postgres::NoTls;

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind, migrate};
+use stillpoint_migrate_control as control;
 use stillpoint_migrate_engine::{
     Error, Observer, Options, Outcome, Phase, Server, State, abort, check, fallback, finish, run, status,
 };
-use stillpoint_migrate_proxy::control;
 use stillpoint_testing::postgresql::{Cluster, available};
 use tokio_postgres::NoTls;
 

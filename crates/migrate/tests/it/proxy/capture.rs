@@ -3,7 +3,7 @@
 use crate::proxy::support;
 use crate::proxy::support::follower::{Followed, Follower};
 use crate::proxy::support::{Proxy, server};
-use stillpoint_migrate_proxy::control::{Reply, Request};
+use stillpoint_migrate_control::{Reply, Request};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,

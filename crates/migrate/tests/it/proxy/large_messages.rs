@@ -5,7 +5,7 @@ use crate::proxy::support::repeated_capture::RepeatedCapture;
 use crate::proxy::support::{Proxy, ask, ran_elsewhere, server, session};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use stillpoint_migrate_proxy::control::{Reply, Request};
+use stillpoint_migrate_control::{Reply, Request};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,

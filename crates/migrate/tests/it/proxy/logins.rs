@@ -8,7 +8,7 @@ use crate::proxy::support::{
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_proxy::control::{Reply, Request};
+use stillpoint_migrate_control::{Reply, Request};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,

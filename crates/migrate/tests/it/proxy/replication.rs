@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use stillpoint_migrate_proxy::control::{Reply, Request};
+use stillpoint_migrate_control::{Reply, Request};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,

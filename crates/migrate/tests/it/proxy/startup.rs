@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use stillpoint_migrate_proxy::control::{Reply, Request, Status};
+use stillpoint_migrate_control::{Reply, Request, Status};
 use stillpoint_migrate_wire::{frontend, scram};
 use stillpoint_testing::{
     postgresql::{Cluster, available},

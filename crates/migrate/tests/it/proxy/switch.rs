@@ -5,7 +5,7 @@ use crate::proxy::support::{Proxy, prepare, preparing, server, switch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_proxy::control::{Phase, Reply, Request};
+use stillpoint_migrate_control::{Phase, Reply, Request};
 use stillpoint_testing::postgresql::{Cluster, available};
 use tokio_postgres::{AsyncMessage, NoTls};
 

@@ -5,7 +5,7 @@ use crate::proxy::support::{Proxy, certificate, preparing, switch};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
-use stillpoint_migrate_proxy::control::Reply;
+use stillpoint_migrate_control::Reply;
 use stillpoint_testing::postgresql::{Cluster, available};
 use tempfile::TempDir;
 

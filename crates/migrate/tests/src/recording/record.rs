@@ -4,9 +4,9 @@ use super::load::Shop;
 use super::servers::ProxiedServers;
 use std::process::Stdio;
 use std::time::Duration;
+use stillpoint_migrate_control::{Client, Reply, Request};
 use stillpoint_migrate_engine::Server;
 use stillpoint_migrate_engine::statement_replay::{Reader, SourceEvent};
-use stillpoint_migrate_proxy::control::{Client, Reply, Request};
 
 /// Limit for a request to the proxy, and for the rest of a capture to arrive.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(300);

@@ -15,7 +15,7 @@ use postgres_protocol::message::frontend;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use stillpoint_migrate_proxy::control::rows::Operation;
+use stillpoint_migrate_control::rows::Operation;
 use stillpoint_migrate_replay::mapping::{End, Kind, map};
 use stillpoint_migrate_replay::{Mode, Part, Step};
 use tokio::sync::mpsc;

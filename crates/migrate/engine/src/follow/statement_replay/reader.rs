@@ -8,8 +8,8 @@ use crate::pgoutput::Lsn;
 use crate::{Error, Server};
 use std::collections::HashSet;
 use std::sync::Arc;
-use stillpoint_migrate_proxy::control::Reply;
-use stillpoint_migrate_proxy::control::rows::{Operation, Syncset};
+use stillpoint_migrate_control::Reply;
+use stillpoint_migrate_control::rows::{Operation, Syncset};
 use stillpoint_migrate_replay::{RunningId, Snapshot, Token, Xid};
 
 /// A committed transaction, with its statements and its rows, either of which can repeat it.

@@ -1,7 +1,7 @@
 //! Messages for which there is no memory: they are passed on as they arrive, and their contents are not captured.
 
 use super::{CapturedSession, ExpectedReply, QueryProtocol, SEND_THRESHOLD_BYTES};
-use crate::entry::Counters;
+use crate::counters::Counters;
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use stillpoint_migrate_wire::frame::{self, HEADER_LEN};

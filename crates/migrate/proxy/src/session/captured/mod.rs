@@ -22,18 +22,18 @@ mod statement_capture;
 mod statements;
 mod transaction;
 
-use crate::capture::facts::{self, Facts};
-use crate::capture::{Capture, MemoryShare, PendingCommit, SessionContext};
-use crate::entry::Command;
+use crate::capture::{Capture, MemoryShare, PendingCommit};
+use crate::command::Command;
 use crate::error::SessionError;
-use crate::link;
 use crate::session::pump::{Admission, Event, Pump};
 use inbox::{Inbox, SMALL_MESSAGE_BYTES};
 use statements::{Statement, StatementFacts};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_capture::facts::{self, Facts, SessionContext};
 use stillpoint_migrate_capture::{Catalogue, RewrittenStatement};
+use stillpoint_migrate_postgres::exchange;
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frontend::{
     self, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query, put_sync,
@@ -149,7 +149,7 @@ impl CapturedSession {
         let mut question = Vec::new();
         put_question(&mut question);
         put_sync(&mut question);
-        let answers = link::exchange(&mut pump.server, &question, 1).await?;
+        let answers = exchange(&mut pump.server, &question, 1).await?;
         pump.inject(&answers.aside);
         if let Some((code, message)) = answers.error {
             return Ok(Err(format!("cannot query the catalogue: {code}: {message}")));
@@ -236,7 +236,7 @@ impl CapturedSession {
         let mut bytes = Vec::new();
         self.twins.values().chain(&self.forgotten).for_each(|twin| put_close_statement(&mut bytes, twin));
         put_sync(&mut bytes);
-        let answers = link::exchange(&mut pump.server, &bytes, 1).await?;
+        let answers = exchange(&mut pump.server, &bytes, 1).await?;
         pump.return_lanes(&self.from_client.take_rest(), &self.to_client);
         pump.inject(&answers.aside);
         Ok(())
@@ -305,7 +305,7 @@ impl CapturedSession {
                 }
                 read = pump.client.read_buf(&mut self.from_client.bytes), if room => {
                     let n = read.map_err(SessionError::Client)?;
-                    crate::entry::Counters::add(&pump.entry.counters.bytes_up, n as u64);
+                    crate::counters::Counters::add(&pump.entry.counters.bytes_up, n as u64);
                     if n == 0 {
                         return Ok(Event::ClientLeft);
                     }
@@ -327,7 +327,7 @@ impl CapturedSession {
     }
 
     fn count_down(&self, pump: &Pump, n: usize) -> Result<(), SessionError> {
-        crate::entry::Counters::add(&pump.entry.counters.bytes_down, n as u64);
+        crate::counters::Counters::add(&pump.entry.counters.bytes_down, n as u64);
         if n == 0 { Err(SessionError::ServerClosed) } else { Ok(()) }
     }
 

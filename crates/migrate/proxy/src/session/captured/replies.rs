@@ -2,11 +2,12 @@
 
 use super::inbox::Message;
 use super::{CapturedSession, ExpectedReply, QueryProtocol};
-use crate::entry::{Activity, Counters};
+use crate::counters::Counters;
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use std::sync::Arc;
 use stillpoint_migrate_capture::RewrittenStatement;
+use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_wire::hidden_column::{
     first_value, put_description_without_first, put_error_moved, put_row_without_first,
 };

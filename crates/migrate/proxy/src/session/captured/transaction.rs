@@ -1,7 +1,8 @@
 //! Writes of one transaction so far.
 
-use crate::capture::{Capture, Change, MemoryShare, Running, SessionContext, StatementList, TransactionChanges};
+use crate::capture::{Capture, Change, MemoryShare, Running, StatementList, TransactionChanges};
 use std::sync::Arc;
+use stillpoint_migrate_capture::facts::SessionContext;
 use stillpoint_migrate_capture::{Action, Control, Refusal, RewrittenStatement};
 
 /// Rows of a transaction.

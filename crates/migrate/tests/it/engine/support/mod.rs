@@ -5,11 +5,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use stillpoint_events::Event;
-use stillpoint_migrate_engine::{Observer, Options, Server};
-use stillpoint_migrate_proxy::control::{
+use stillpoint_migrate_control::{
     Activity, CounterStatus, Phase, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
 };
-use stillpoint_migrate_proxy::{Server as ProxyServer, ServerTls};
+use stillpoint_migrate_engine::{Observer, Options, Server};
+use stillpoint_migrate_postgres::{Server as ProxyServer, ServerTls};
 use stillpoint_testing::{
     port::free_port,
     postgresql::{Cluster, Load, Programs},

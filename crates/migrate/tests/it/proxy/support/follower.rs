@@ -4,8 +4,8 @@
 use super::{Proxy, runtime};
 use std::collections::HashMap;
 use std::process::Stdio;
-use stillpoint_migrate_proxy::control::rows::{Row, RowChange, Syncset as Rows, TableShape};
-use stillpoint_migrate_proxy::control::{Client, Reply, Request};
+use stillpoint_migrate_control::rows::{Row, RowChange, Syncset as Rows, TableShape};
+use stillpoint_migrate_control::{Client, Reply, Request};
 use stillpoint_migrate_replay::{Limits, Mode, Player, Scheduler, Stamp, Syncset, Token};
 use stillpoint_testing::postgresql::Cluster;
 use tokio::sync::mpsc;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-use stillpoint_migrate_proxy::control::{Client, Reply, Request, TargetSpec};
+use stillpoint_migrate_control::{Client, Reply, Request, TargetSpec};
 use stillpoint_testing::{child::bound_command, port::free_port, postgresql::Cluster};
 use tempfile::TempDir;
 use tokio::net::TcpSocket;

@@ -3,7 +3,7 @@
 use super::{Proxy, runtime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use stillpoint_migrate_proxy::control::{Client, ControlError, Reply, Request};
+use stillpoint_migrate_control::{Client, ControlError, Reply, Request};
 use tokio::sync::watch;
 
 /// Result of all captures.

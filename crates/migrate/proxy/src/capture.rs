@@ -12,12 +12,11 @@
 //! sent ([`RunningReport::Begins`]) and when its snapshot is known, in one order with the commits. The snapshot saw the commits
 //! that were reported before it; it may or may not have seen later ones.
 
-pub(crate) mod facts;
-
-use crate::entry::lock;
+use crate::mutex::lock;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use stillpoint_migrate_capture::facts::SessionContext;
 use stillpoint_migrate_capture::{Action, Table};
 use stillpoint_migrate_replay::Token;
 use tokio::sync::Notify;
@@ -58,15 +57,6 @@ pub(crate) struct StatementList {
     /// Texts, each with true if it writes.
     pub(crate) operations: Vec<(bool, String)>,
     pub(crate) context: Arc<SessionContext>,
-}
-
-/// Settings and role that decide what the texts of a session mean and may do.
-#[derive(Debug, Default)]
-pub(crate) struct SessionContext {
-    /// List for a SELECT that gives another session the same settings.
-    pub(crate) settings: String,
-    /// Role of the session.
-    pub(crate) role: String,
 }
 
 /// Report of a running transaction.

@@ -1,24 +1,50 @@
 //! The configuration file: its contents, and what is refused.
 
 pub(crate) mod access;
-mod secrets;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use access::Origin;
-pub use access::{Action, Rule, TlsRequirement};
-pub(crate) use secrets::warnings as secrets_warnings;
-
-use crate::error::ConfigError;
-use serde::{Deserialize, Serialize};
+use access::{Origin, Rule};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use stillpoint_migrate_postgres::{Server, ServerTls};
+use thiserror::Error;
 
 /// Size limit of the file, in bytes.
 const FILE_MAX: u64 = 64 << 20;
+/// Memory in bytes of a session for bytes under way and for its state.
+pub const SESSION_BYTES: usize = 64 << 10;
+
+/// The configuration cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause of the failure.
+        source: std::io::Error,
+    },
+    /// The text is not TOML, or has other keys or types than a configuration.
+    #[error("{0}")]
+    Syntax(String),
+    /// The parts of the configuration do not fit together.
+    #[error("{0}")]
+    Invalid(String),
+    /// A certificate or key cannot be used.
+    #[error("{}: {why}", path.display())]
+    Tls {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause of the failure.
+        why: String,
+    },
+}
 
 /// The configuration of a proxy.
 #[derive(Debug, Clone, Deserialize)]
@@ -56,7 +82,7 @@ pub struct Config {
     pub allow: Vec<Rule>,
     /// Text that it was read from.
     #[serde(skip)]
-    pub(crate) text: String,
+    pub text: String,
 }
 
 /// An address or path to listen at.
@@ -156,51 +182,6 @@ impl Limits {
     }
 }
 
-/// A PostgreSQL server, with its address and the rules for its connections.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Server {
-    /// Name; empty for a server that a request described.
-    #[serde(default)]
-    pub name: String,
-    /// Host name, address, or the directory of the server's socket.
-    pub host: String,
-    /// TCP port, and the number in the name of the socket.
-    #[serde(default = "default_port")]
-    pub port: u16,
-    /// Name of the database on that server; by default the one that the client asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub database: Option<String>,
-    /// Encryption of the connection to it.
-    #[serde(default)]
-    pub tls: ServerTls,
-    /// Root certificates in PEM format, for `verify-full`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ca: Option<PathBuf>,
-}
-
-impl fmt::Display for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.name.as_str() {
-            "" => write!(f, "{}:{}", self.host, self.port),
-            name => write!(f, "{name} ({}:{})", self.host, self.port),
-        }
-    }
-}
-
-/// Encryption, as libpq's `sslmode`: those of its values that give a clear guarantee.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ServerTls {
-    /// No encryption.
-    #[default]
-    Disable,
-    /// Encryption, with any certificate.
-    Require,
-    /// Encryption, with a certificate for `host` under one of the roots in `ca`.
-    VerifyFull,
-}
-
 /// A database behind the proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -219,16 +200,12 @@ pub struct TenantConfig {
     pub verifiers: Option<PathBuf>,
 }
 
-fn default_port() -> u16 {
-    5432
-}
-
 fn default_socket_mode() -> String {
     "0600".into()
 }
 
 /// Name that stands for every database without a tenant of its own.
-pub(crate) const ANY: &str = "*";
+pub const ANY: &str = "*";
 
 impl Config {
     /// Reads and checks a file.
@@ -259,13 +236,13 @@ impl Config {
     }
 
     /// This configuration, except for the values that take effect only at the start: those come from `start`.
-    pub(crate) fn started_as(self, start: &Config) -> Config {
+    pub fn started_as(self, start: &Config) -> Config {
         let Config { listen, control, routes, workers, .. } = start.clone();
         Config { listen, control, routes, workers, ..self }
     }
 
     /// Names of the values that differ.
-    pub(crate) fn differences(&self, other: &Config) -> Vec<&'static str> {
+    pub fn differences(&self, other: &Config) -> Vec<&'static str> {
         let (a, b) = (self, other);
         let parts = [
             ("listen", a.listen == b.listen),
@@ -322,7 +299,7 @@ impl Config {
                 return invalid(format!("`limits.{name}` is 0"));
             }
         }
-        let most = self.limits.memory_mib * (1 << 20) / crate::session::MEMORY_MAX;
+        let most = self.limits.memory_mib * (1 << 20) / SESSION_BYTES;
         if self.limits.connections > most {
             let (memory, connections) = (self.limits.memory_mib, self.limits.connections);
             return invalid(format!("memory_mib = {memory} is enough for {most} connections, not for {connections}"));
@@ -331,7 +308,7 @@ impl Config {
     }
 
     /// Tenant for a database: its own, or the one for every other name.
-    pub(crate) fn tenant(&self, database: &str) -> Option<&TenantConfig> {
+    pub fn tenant(&self, database: &str) -> Option<&TenantConfig> {
         self.tenants.get(database).or_else(|| self.tenants.get(ANY))
     }
 
@@ -346,7 +323,11 @@ impl Config {
     }
 
     /// Permissions of the clients' sockets.
-    pub(crate) fn socket_mode(&self) -> Result<u32, ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Invalid`] if `socket_mode` is not a mode.
+    pub fn socket_mode(&self) -> Result<u32, ConfigError> {
         let mode = u32::from_str_radix(&self.socket_mode, 8).ok().filter(|mode| *mode <= 0o777);
         mode.ok_or_else(|| ConfigError::Invalid(format!("`socket_mode` is {:?}, not octal digits", self.socket_mode)))
     }

@@ -1,9 +1,9 @@
 //! Checks of files that hold secrets: their permissions and their contents.
 
-use super::Config;
 use crate::verifiers;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use stillpoint_migrate_control::Config;
 
 /// Mode bits by which other users may read or change a file, or its group may change it. A group that may only read it
 /// is the operator's choice.

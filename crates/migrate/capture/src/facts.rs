@@ -1,10 +1,9 @@
 //! Facts of a database that capture needs. The captured session itself asks the server for them: with its rights, its
 //! search path and its temporary tables.
 
-use super::SessionContext;
+use crate::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 use std::collections::HashMap;
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 
 /// Functions of the server itself that write rows, or that run texts that may write.
 const WRITING_FUNCTIONS: &str = "'{lo_create,lo_creat,lo_from_bytea,lo_import,lo_put,lo_unlink,lo_open,lowrite,lo_truncate,\
@@ -106,24 +105,34 @@ fn question() -> String {
 }
 
 /// The question's text, built once.
-pub(crate) static QUESTION: std::sync::LazyLock<String> = std::sync::LazyLock::new(question);
+pub static QUESTION: std::sync::LazyLock<String> = std::sync::LazyLock::new(question);
 
 /// Facts in the answer.
 #[derive(Debug, Default)]
-pub(crate) struct Facts {
-    pub(crate) catalogue: Catalogue,
+pub struct Facts {
+    /// Tables and functions.
+    pub catalogue: Catalogue,
     /// Tables whose rows count in the audit, as the text of an array.
-    pub(crate) audited: String,
+    pub audited: String,
     /// True if constraints may be checked as late as at COMMIT.
-    pub(crate) defers: bool,
+    pub defers: bool,
     /// Prepared statements of the session: name, text, types of the parameters.
-    pub(crate) statements: Vec<(Vec<u8>, Vec<u8>, Vec<u32>)>,
+    pub statements: Vec<(Vec<u8>, Vec<u8>, Vec<u32>)>,
     /// Tables of which not all writes can be captured, and the reasons.
-    pub(crate) uncovered: Vec<(String, String)>,
+    pub uncovered: Vec<(String, String)>,
     /// Reason why nothing of this session can be captured.
-    pub(crate) refused: Option<String>,
+    pub refused: Option<String>,
     /// Settings and role that give this session's texts their meaning.
-    pub(crate) context: SessionContext,
+    pub context: SessionContext,
+}
+
+/// Settings and role that decide what the texts of a session mean and may do.
+#[derive(Debug, Default)]
+pub struct SessionContext {
+    /// List for a SELECT that gives another session the same settings.
+    pub settings: String,
+    /// Role of the session.
+    pub role: String,
 }
 
 struct TableFacts {
@@ -139,7 +148,8 @@ impl TableFacts {
     }
 }
 
-type Row = Vec<Option<Vec<u8>>>;
+/// Row of the answer.
+pub type Row = Vec<Option<Vec<u8>>>;
 
 fn text(row: &Row, at: usize) -> String {
     row.get(at).and_then(Option::as_ref).map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default()
@@ -150,7 +160,7 @@ fn number(row: &Row, at: usize) -> u32 {
 }
 
 /// Builds the facts from the answer's rows.
-pub(crate) fn read(rows: &[Row]) -> Facts {
+pub fn read(rows: &[Row]) -> Facts {
     let of = |kind: &'static str| rows.iter().filter(move |row| text(row, 0) == kind);
     let mut path: Vec<(u32, String)> = of("path").map(|row| (number(row, 2), text(row, 1))).collect();
     path.sort();

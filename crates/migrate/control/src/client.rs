@@ -1,6 +1,6 @@
 //! Client side of the control socket.
 
-use super::{Reply, Request};
+use crate::message::{Reply, Request};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};

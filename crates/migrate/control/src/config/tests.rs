@@ -65,22 +65,6 @@ fn what_surprises_is_said() {
 }
 
 #[test]
-fn logins_leave_room_for_others() {
-    let places = |limits: &str, connections: &str| {
-        let text = GOOD.replace("[servers.a]", &format!("limits = {{ {limits} }}\n[servers.a]"));
-        let config = Config::parse(&(text + connections)).unwrap();
-        let (_, places) = crate::logins::places(&config, "shop", Origin::Local).unwrap();
-        (places.all, places.tenant, places.address)
-    };
-    assert_eq!(places("", ""), (500, 64, 16));
-    assert_eq!(places("", "connections = 8"), (500, 4, 2));
-    assert_eq!(places("connections = 1", ""), (1, 1, 1));
-    assert_eq!(places("logins_per_tenant = 3, logins_per_address = 2", ""), (500, 3, 2));
-    let config = Config::parse(GOOD).unwrap();
-    assert!(crate::logins::places(&config, "other", Origin::Local).is_none());
-}
-
-#[test]
 fn what_differs_is_named_and_how_it_is_written_is_not() {
     let config = Config::parse(GOOD).unwrap();
     let written_otherwise = GOOD.replace("host = \"127.0.0.1\"", "port = 5432\nhost = '127.0.0.1'  # the same");

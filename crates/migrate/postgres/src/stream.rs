@@ -2,43 +2,68 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
 /// A connection as the kernel has it.
 #[derive(Debug)]
-pub(crate) enum Raw {
+pub enum Raw {
+    /// Connection over a network.
     Tcp(TcpStream),
+    /// Connection over a socket of the file system.
     Unix(UnixStream),
 }
 
-/// One end of a session, for reads.
-pub(crate) trait End {
-    /// Reads available bytes into `space`; 0 means the end.
-    fn poll_fill(&mut self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>>;
-}
+/// Receiving half of a connection.
+pub type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
+/// Sending half of a connection.
+pub type WriteHalf = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// A connection as sessions use it.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub enum Stream {
+    /// Connection without encryption.
     Plain(Raw),
+    /// Encrypted connection.
     Tls(Box<TlsStream<Raw>>),
 }
 
 impl Stream {
-    pub(crate) fn is_tls(&self) -> bool {
+    /// Returns true if the connection is encrypted.
+    pub fn is_tls(&self) -> bool {
         matches!(self, Stream::Tls(_))
     }
-}
 
-impl End for Stream {
-    #[inline]
-    fn poll_fill(&mut self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
-        let mut buffer = ReadBuf::new(space);
-        ready!(Pin::new(self).poll_read(cx, &mut buffer))?;
-        Poll::Ready(Ok(buffer.filled().len()))
+    /// Socket of the connection, unless it is one of the file system.
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        let raw = match self {
+            Stream::Plain(raw) => raw,
+            Stream::Tls(stream) => stream.get_ref().0,
+        };
+        match raw {
+            Raw::Tcp(stream) => Some(stream),
+            Raw::Unix(_) => None,
+        }
+    }
+
+    /// Splits the connection, so that two tasks can use it.
+    pub fn into_halves(self) -> (ReadHalf, WriteHalf) {
+        match self {
+            Stream::Plain(Raw::Tcp(stream)) => {
+                let (read, write) = stream.into_split();
+                (Box::new(read), Box::new(write))
+            }
+            Stream::Plain(Raw::Unix(stream)) => {
+                let (read, write) = stream.into_split();
+                (Box::new(read), Box::new(write))
+            }
+            encrypted => {
+                let (read, write) = tokio::io::split(encrypted);
+                (Box::new(read), Box::new(write))
+            }
+        }
     }
 }
 

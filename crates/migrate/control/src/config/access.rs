@@ -50,7 +50,7 @@ pub enum TlsRequirement {
 
 /// Origin of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Origin {
+pub enum Origin {
     /// A socket of this machine.
     Local,
     /// TCP address of the client.
@@ -62,7 +62,7 @@ const IPV6_HOST_BITS: u32 = 64;
 
 impl Origin {
     /// Returns the same origin for all addresses that one host can have.
-    pub(crate) fn host(self) -> Origin {
+    pub fn host(self) -> Origin {
         match self {
             Origin::Local => Origin::Local,
             Origin::Address(address) => Origin::Address(match address.to_canonical() {
@@ -187,7 +187,7 @@ pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
 }
 
 /// Returns true if a client may connect. Without rules, only clients of this machine may.
-pub(crate) fn allows(rules: &[Rule], database: &str, user: &str, origin: Origin, tls: bool) -> bool {
+pub fn allows(rules: &[Rule], database: &str, user: &str, origin: Origin, tls: bool) -> bool {
     if rules.is_empty() {
         return match origin {
             Origin::Local => true,
