@@ -5,8 +5,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use stillpoint_base::PAGE;
 
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
 /// The page can wait: it may be fetched after the process runs.
 pub const LAZY: u8 = 2;
 /// The page is in the image.

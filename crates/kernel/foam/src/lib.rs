@@ -54,7 +54,7 @@ mod placement;
 pub use checksum_groups::ChecksumGroups;
 pub use checksums::{Checksums, PageChecksum, is_zero, page_checksum};
 pub use error::Error;
-pub use extent::{Extent, Extents, LAZY, PAGE, PRESENT};
+pub use extent::{Extent, Extents, LAZY, PRESENT};
 pub use index::{CompanionFile, HEADER_BYTES, Index, Origin, Recorded};
 pub use memory::Memory;
 pub use object::Object;
