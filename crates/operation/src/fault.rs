@@ -1,6 +1,7 @@
 //! Fault injection: the one registry of points at which a test makes an operation fail.
 //!
-//! Each phase has three points: before its forward step, after it, and before its inverse. No option that a user sees sets one.
+//! Each phase has three points: before its forward step, after it, and before its inverse. A part of a phase may have the first two; the
+//! operation reaches these itself. No option that a user sees sets one.
 
 use rustix::process::{Signal, getpid, kill_process};
 use std::fmt;
@@ -19,7 +20,7 @@ pub enum Side {
 /// Place of a fault in the list of phases.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FaultPoint {
-    /// Name of the phase.
+    /// Name of the phase, or of a part of a phase.
     pub phase: String,
     /// Side of the phase.
     pub side: Side,
@@ -94,12 +95,12 @@ impl Faults {
         self
     }
 
-    /// Executes the fault that is requested at a point.
+    /// Executes the fault that is requested at a point. The driver calls it for phases; a phase calls it for its parts.
     ///
     /// # Errors
     ///
     /// The requested failure.
-    pub(crate) fn reach(&self, phase: &str, side: Side) -> Result<(), Fault> {
+    pub fn reach(&self, phase: &str, side: Side) -> Result<(), Fault> {
         let Some((point, effect)) = self.0.iter().find(|(point, _)| point.phase == phase && point.side == side) else {
             return Ok(());
         };

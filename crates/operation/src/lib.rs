@@ -19,4 +19,4 @@ pub use error::Error;
 pub use fault::{Fault, FaultPoint, Faults, Side};
 pub use guardian::{DISMISS, Guardian, Request, Requests};
 pub use journal::{JournalFile, JournalLock};
-pub use phase::{Failed, Operation, Phase, Step, Undo, run, run_blocking, undo_blocking};
+pub use phase::{Failed, Operation, Phase, Step, Undo, advance, run, run_blocking, undo, undo_blocking};

@@ -148,14 +148,27 @@ pub struct Failed<E> {
 ///
 /// The first phase that failed, and the inverses that failed.
 pub async fn run<O: Operation>(operation: &mut O, phases: &[Phase<O>]) -> Result<(), Failed<O::Error>> {
+    let Err(mut failed) = advance(operation, phases).await else { return Ok(()) };
+    failed.is_final |= !operation.may_undo(&failed.error);
+    if !failed.is_final {
+        let begun = phases.iter().take_while(|phase| phase.name != failed.phase).count() + 1;
+        failed.not_undone = undo(operation, &phases[..begun]).await;
+    }
+    Err(failed)
+}
+
+/// Runs phase after phase, and undoes nothing: after an error the caller decides whether to call [`undo`], and with which phases.
+///
+/// # Errors
+///
+/// The first phase that failed.
+pub async fn advance<O: Operation>(operation: &mut O, phases: &[Phase<O>]) -> Result<(), Failed<O::Error>> {
     for (at, phase) in phases.iter().enumerate() {
         let (has_acted, result) = forward(operation, phase).await;
         if let Err(error) = result {
             let passed = at + usize::from(has_acted);
-            let is_final = phases[..passed].iter().any(|phase| matches!(phase.undo, Undo::PointOfNoReturn))
-                || !operation.may_undo(&error);
-            let not_undone = if is_final { Vec::new() } else { undo(operation, &phases[..=at]).await };
-            return Err(Failed { phase: phase.name, error, is_final, not_undone });
+            let is_final = phases[..passed].iter().any(|phase| matches!(phase.undo, Undo::PointOfNoReturn));
+            return Err(Failed { phase: phase.name, error, is_final, not_undone: Vec::new() });
         }
     }
     Ok(())
@@ -235,7 +248,8 @@ async fn take<O: Operation>(operation: &mut O, phase: &Phase<O>, name: &str) -> 
     (has_acted, result)
 }
 
-async fn undo<O: Operation>(operation: &mut O, begun: &[Phase<O>]) -> Vec<(&'static str, O::Error)> {
+/// Runs the inverses of phases, last first, and goes on when one of them fails. Returns the phases that are not undone.
+pub async fn undo<O: Operation>(operation: &mut O, begun: &[Phase<O>]) -> Vec<(&'static str, O::Error)> {
     let mut not_undone = Vec::new();
     for phase in begun.iter().rev() {
         let Undo::Inverse(inverse) = &phase.undo else { continue };

@@ -6,10 +6,9 @@
 //! compared; but its change was replayed then, and found its row. Other tables are compared as a whole, at one moment.
 
 use crate::copy::Cutter;
-use crate::follow::Follower;
+use crate::follow::{BARRIER_TIMEOUT, Follower};
 use crate::inventory::{Inventory, TableDef, number, text};
 use crate::link::{Link, Purpose, Row, identifier, literal};
-use crate::run::BARRIER_TIMEOUT;
 use crate::throttle::{COMPARISON_BOUNDS, Throttle};
 use crate::{Error, Server};
 use std::time::{Duration, Instant};

@@ -2,13 +2,20 @@
 //! rows.
 
 use crate::conninfo::of_database;
-use crate::link::{Link, literal};
+use crate::link::{Link, Purpose, literal};
 use crate::{Error, Server, session_settings};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
+
+/// Major version of a server.
+pub(crate) async fn major(server: &Server) -> Result<u32, Error> {
+    let mut link = Link::connect(&server.database("postgres"), Purpose::Statements, &[]).await?;
+    let major = link.text("SELECT current_setting('server_version_num')::int / 10000").await?;
+    Ok(major.parse().unwrap_or(0))
+}
 
 /// Dumps all definitions as the snapshot shows them, from a source of major version `from` for a target of `major`.
 pub(crate) async fn dump(source: &Server, from: u32, major: u32, snapshot: &str, into: &Path) -> Result<(), Error> {

@@ -1,6 +1,5 @@
 //! Errors of a migration.
 
-use crate::fault::FaultPoint;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -201,8 +200,8 @@ pub enum Error {
     #[error("interrupted")]
     Interrupted,
     /// A test made a phase fail.
-    #[error("fault injected at {0:?}")]
-    Fault(FaultPoint),
+    #[error(transparent)]
+    Fault(#[from] stillpoint_operation::Fault),
 }
 
 impl Error {

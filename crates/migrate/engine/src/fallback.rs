@@ -1,23 +1,79 @@
 //! After the switch: roll back to the source, or make the switch final.
 
 use crate::catalogs::{self, Definitions};
-use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, Plan};
+use crate::following::{FollowState, catch_up, compare_between};
 use crate::inventory::Inventory;
-use crate::journal::{Journal, Phase, Record};
+use crate::journal::{Journal, Phase, Record, SharedJournal};
 use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
-use crate::owner::{self, CommandLock};
+use crate::owner::{self, CommandLock, Witness};
+use crate::phases::{state_mut, take_state};
 use crate::progress::{Observer, Reporter};
 use crate::proxy_client::is_served;
+use crate::removal::{LOCK_TIMEOUT, end_migration, remove_others};
 use crate::replication_objects::{self, PUBLICATIONS};
-use crate::run::{FollowState, Outcome, catch_up, compare_between, name_long_rows, retry_with_any_proxy};
-use crate::switch::{self, Direction, Side};
-use crate::{Error, ddl_changes, fence, multi_target, undo};
+use crate::retry::{Outcome, name_long_rows, retry_with_any_proxy};
+use crate::switch::{self, Direction, Prepared, Side};
+use crate::throttle::Throttle;
+use crate::{Error, ddl_changes, fence, undo};
+use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_events::EventKind;
+use stillpoint_operation::{self as operation, Faults, Operation, Step, Undo};
 
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// The order of a rollback. A failure before clients have moved leaves them on the target, and the way back open.
+fn phases<'m, 'j>() -> [operation::Phase<Rollback<'m, 'j>>; 4] {
+    use operation::Phase;
+    [
+        // The source follows, and accepts our connections.
+        Phase {
+            name: "catch-up",
+            forward: Step::Async(|r| Box::pin(r.catch_up())),
+            undo: Undo::Inverse(Step::Async(|r| Box::pin(r.stay_on_target()))),
+        },
+        Phase { name: "compare", forward: Step::Async(|r| Box::pin(r.compare())), undo: Undo::Nothing },
+        // The source accepts all connections, and the proxy has sessions there; the inverse of `catch-up` disables them.
+        Phase { name: "prepare", forward: Step::Async(|r| Box::pin(r.prepare())), undo: Undo::Nothing },
+        // Clients are on the source, and nothing is removed yet; the next command, of any kind, removes it.
+        Phase { name: "switch-over", forward: Step::Async(|r| Box::pin(r.switch_over())), undo: Undo::PointOfNoReturn },
+    ]
+}
+
+/// A rollback.
+struct Rollback<'m, 'j> {
+    options: &'m Options,
+    journal: &'m SharedJournal<'j>,
+    reporter: &'m Reporter,
+    witness: Option<Witness>,
+    /// Definitions on the target, which must not change until clients are back.
+    definitions: Definitions,
+    direction: Direction,
+    following: Option<FollowState>,
+    prepared: Option<Prepared>,
+    /// Length of the pause.
+    paused: Duration,
+}
+
+impl Operation for Rollback<'_, '_> {
+    type Error = Error;
+    const NAME: &'static str = "fallback";
+
+    fn faults(&self) -> &Faults {
+        &self.options.faults
+    }
+
+    fn report(&mut self, event: EventKind) {
+        self.reporter.report_phase(event);
+    }
+
+    fn begin(&mut self, phase: &'static str) -> Result<(), Error> {
+        match phase {
+            "prepare" => self.journal.lock().update(|record| record.phase = Phase::Returning),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// Repeats on the source what was committed on the target since the switch, and moves clients back. A failure before that
 /// leaves clients on the target and the way back open. If clients are on the source already, it removes what an earlier command
@@ -81,19 +137,24 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         Some(lock) => lock,
         None => owner::acquire_lock(&options.source, Some(&migration)).await.map_err(Failure::on_target)?,
     };
-    journal.witness = Some(lock.witness());
+    let (shared, phases) = (SharedJournal::new(&mut journal), phases());
+    let mut rollback = Rollback::new(options, &shared, reporter, definitions, Some(lock.witness()));
     let ended = tokio::select! {
-        ended = steps(options, &mut journal, definitions, reporter) => ended,
+        ended = operation::advance(&mut rollback, &phases) => ended.map_err(|failed| failed.error),
         () = options.interrupt.notified() => Err(Error::Interrupted),
         lost = lock.wait_until_lost(&migration, reporter) => Err(lost),
     };
-    let returned = match (&ended, journal.record.phase) {
-        (Ok(_), _) | (_, Phase::Returned) => Ok(true),
-        (Err(_), Phase::Returning) => switch::serves(options, &journal.record, Side::Source).await,
+    let record = shared.record();
+    let returned = match (&ended, record.phase) {
+        (Ok(()), _) | (_, Phase::Returned) => Ok(true),
+        (Err(_), Phase::Returning) => switch::serves(options, &record, Side::Source).await,
         _ => Ok(false),
     };
     match (ended, returned) {
-        (Ok(paused), _) => remove_all(options, journal, Outcome::Switched { paused }).await.map(Some),
+        (Ok(()), _) => {
+            let paused = rollback.paused;
+            remove_all(options, journal, Outcome::Switched { paused }).await.map(Some)
+        }
         (Err(error), Ok(true)) => {
             let state = State::OnSourceWithRemains("objects that the migration created".into());
             Err(Failure { error, state })
@@ -101,8 +162,10 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         (Err(error), Ok(false)) => {
             let error = name_long_rows(error, &options.target).await;
             reporter.report(EventKind::FellBack { transition: None, reason: error.to_string() });
-            stay_on_target(options, &mut journal).await.map_err(Failure::on_target)?;
-            if may_go_on && matches!(error, Error::ProxyGone(_)) && is_served(options).await {
+            if let Some((_, error)) = operation::undo(&mut rollback, &phases).await.into_iter().next() {
+                return Err(Failure::on_target(error));
+            }
+            if may_go_on && matches!(error, Error::ProxyGone(_)) && is_served(&options.proxy, &options.tenant).await {
                 reporter.warn("another proxy has taken over: the rollback starts again".into());
                 return Ok(None);
             }
@@ -143,62 +206,94 @@ async fn check_definitions_kept(options: &Options, reporter: &Reporter) -> Resul
     Ok(definitions)
 }
 
-async fn steps(
-    options: &Options,
-    journal: &mut Journal,
-    definitions: Definitions,
-    reporter: &Reporter,
-) -> Result<Duration, Error> {
-    let direction = Direction::back(options);
-    let following = reporter.phase("catch-up", follow_target(options, journal, definitions, reporter)).await?;
-    let following = reporter
-        .phase("compare", compare_between(options, following, &direction.from, &direction.to, reporter))
-        .await?;
-    journal.update(|record| record.phase = Phase::Returning)?;
-    // Sessions prepared on a fenced side would stay read-only.
-    let lifted = fence::lift_if_fenced(&options.source, journal.record.fenced.as_ref()).await?;
-    lifted.into_iter().for_each(|lost| reporter.warn(lost));
-    let prepared = reporter.phase("prepare", switch::prepare(options, journal, following, &direction)).await?;
-    let switching = switch::switch(options, journal, prepared, &direction, reporter);
-    let (paused, _) = reporter.phase("switch-over", switching).await?;
-    reach(&options.faults, FaultPoint::Returned)?;
-    Ok(paused)
-}
-
-async fn follow_target(
-    options: &Options,
-    journal: &mut Journal,
-    definitions: Definitions,
-    reporter: &Reporter,
-) -> Result<FollowState, Error> {
-    fence::enable_for_us(&options.source).await?;
-    let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-    let mut inventory = Inventory::read(&mut target).await?;
-    if options.accepted.definitions_dropped {
-        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-        inventory.retain_tables_of(&Inventory::read(&mut source).await?);
+impl<'m, 'j> Rollback<'m, 'j> {
+    fn new(
+        options: &'m Options,
+        journal: &'m SharedJournal<'j>,
+        reporter: &'m Reporter,
+        definitions: Definitions,
+        witness: Option<Witness>,
+    ) -> Rollback<'m, 'j> {
+        let (direction, paused) = (Direction::back(options), Duration::ZERO);
+        Rollback {
+            options,
+            journal,
+            reporter,
+            witness,
+            definitions,
+            direction,
+            following: None,
+            prepared: None,
+            paused,
+        }
     }
-    let slot = journal.record.back_slot();
-    let follower = Follower::start(Plan {
-        source: &options.target.with_side("target"),
-        target: &options.source.with_side("source"),
-        feed: Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: journal.record.back_from, horizon: 0 },
-        inventory: &inventory,
-        players: options.players,
-        pace: std::sync::Arc::new(crate::throttle::Throttle::unlimited()),
-    })
-    .await?;
-    let mut following = FollowState { follower, inventory, definitions, controller: None };
-    catch_up(&mut following, &mut target, reporter).await?;
-    Ok(following)
+
+    /// Lets the source follow the target.
+    async fn catch_up(&mut self) -> Result<(), Error> {
+        let options = self.options;
+        fence::enable_for_us(&options.source).await?;
+        let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+        let mut inventory = Inventory::read(&mut target).await?;
+        if options.accepted.definitions_dropped {
+            let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+            inventory.retain_tables_of(&Inventory::read(&mut source).await?);
+        }
+        let record = self.journal.record();
+        let follower = Follower::start(Plan {
+            source: &options.target.with_side("target"),
+            target: &options.source.with_side("source"),
+            feed: Feed::Log {
+                slot: &record.back_slot(),
+                publications: &PUBLICATIONS,
+                from: record.back_from,
+                horizon: 0,
+            },
+            inventory: &inventory,
+            players: options.players,
+            pace: Arc::new(Throttle::unlimited()),
+        })
+        .await?;
+        let definitions = std::mem::take(&mut self.definitions);
+        let following = self.following.insert(FollowState { follower, inventory, definitions, controller: None });
+        catch_up(following, &mut target, self.reporter).await
+    }
+
+    /// Ends the follower, and keeps clients on the target.
+    async fn stay_on_target(&mut self) -> Result<(), Error> {
+        (self.following, self.prepared) = (None, None);
+        stay_on_target(self.options, self.journal).await
+    }
+
+    async fn compare(&mut self) -> Result<(), Error> {
+        let Direction { from, to, .. } = &self.direction;
+        compare_between(self.options, state_mut(&mut self.following)?, from, to, self.reporter).await
+    }
+
+    async fn prepare(&mut self) -> Result<(), Error> {
+        // Sessions prepared on a fenced side would stay read-only.
+        let fenced = self.journal.record().fenced;
+        let lifted = fence::lift_if_fenced(&self.options.source, fenced.as_ref()).await?;
+        lifted.into_iter().for_each(|lost| self.reporter.warn(lost));
+        let (following, witness) = (take_state(&mut self.following)?, self.witness.clone());
+        let prepared = switch::prepare(self.options, self.journal, following, &self.direction, witness).await?;
+        self.prepared = Some(prepared);
+        Ok(())
+    }
+
+    async fn switch_over(&mut self) -> Result<(), Error> {
+        let prepared = take_state(&mut self.prepared)?;
+        (self.paused, _) = switch::switch(self.options, self.journal, prepared, &self.direction, self.reporter).await?;
+        Ok(())
+    }
 }
 
 /// Keeps clients on the target: enables its connections, in case an interrupted attempt disabled them, and disables those of
 /// the source. Until both are done, the journal records that clients are on their way.
-pub(crate) async fn stay_on_target(options: &Options, journal: &mut Journal) -> Result<(), Error> {
-    fence::lift_if_fenced(&options.target, journal.record.fenced_target.as_ref()).await?;
-    fence_source(options, &journal.record).await?;
-    journal.update(|record| record.phase = Phase::Switched)
+pub(crate) async fn stay_on_target(options: &Options, journal: &SharedJournal<'_>) -> Result<(), Error> {
+    let record = journal.record();
+    fence::lift_if_fenced(&options.target, record.fenced_target.as_ref()).await?;
+    fence_source(options, &record).await?;
+    journal.lock().update(|record| record.phase = Phase::Switched)
 }
 
 /// Disables connections to the side that clients have left: otherwise sessions could write to it, or read old rows.
@@ -229,7 +324,7 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
     }
     remove_return_path(options, &mut journal).await.map_err(|error| Failure::after_switch(&journal.record, error))?;
     let record = journal.record.clone();
-    undo::end_migration(options, journal).await.map_err(|error| Failure::after_switch(&record, error))
+    end_migration(options, journal).await.map_err(|error| Failure::after_switch(&record, error))
 }
 
 async fn remove_return_path(options: &Options, journal: &mut Journal) -> Result<(), Error> {
@@ -241,7 +336,7 @@ async fn remove_return_path(options: &Options, journal: &mut Journal) -> Result<
     replication_objects::restore_identities(&mut target, &journal.record.identities, LOCK_TIMEOUT).await?;
     let mut source = fence::connect_to_fenced(&options.source).await?;
     // Targets that remain from a `run` that was interrupted directly after the switch.
-    let left = multi_target::remove_others(options, journal, &mut source).await?;
+    let left = remove_others(options, &SharedJournal::new(journal), &mut source).await?;
     if !left.is_empty() {
         return Err(Error::WrongPhase(format!(
             "{}; run `finish` again to continue without these targets",

@@ -14,7 +14,7 @@
 //! The guardian holds the journal's lock meanwhile: a command that starts waits, and finds one of the states above. A guardian
 //! that starts second finds the lock taken, and leaves the work to that command. It drops nothing and begins nothing.
 
-use crate::journal::{Journal, Phase};
+use crate::journal::{Journal, Phase, SharedJournal};
 use crate::options::Options;
 use crate::switch::{Side, serves};
 use crate::{Error, fallback, fence};
@@ -40,7 +40,7 @@ pub async fn repair_interrupted(options: &Options) -> Result<(), Error> {
         Phase::Returning if serves(options, &journal.record, Side::Source).await? => {
             journal.update(|record| record.phase = Phase::Returned)
         }
-        Phase::Returning => fallback::stay_on_target(options, &mut journal).await,
+        Phase::Returning => fallback::stay_on_target(options, &SharedJournal::new(&mut journal)).await,
         Phase::Returned => fence::lift_if_fenced(&options.source, journal.record.fenced.as_ref()).await.map(drop),
         Phase::Switched => fallback::fence_source(options, &journal.record).await,
         Phase::Begun | Phase::Snapshotted | Phase::Copying | Phase::Following => Ok(()),

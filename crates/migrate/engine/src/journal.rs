@@ -3,7 +3,6 @@
 use crate::Error;
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
-use crate::owner::Witness;
 use crate::replication_objects::IdentityChange;
 use crate::roles::Roles;
 use rustix::process::{Pid, Signal};
@@ -240,8 +239,6 @@ impl Record {
 pub(crate) struct Journal {
     path: PathBuf,
     pub(crate) record: Record,
-    /// Reports if the lock on the source that goes with the journal is held; `None` if the source could not be asked.
-    pub(crate) witness: Option<Witness>,
     _lock: File,
 }
 
@@ -251,6 +248,11 @@ pub(crate) struct SharedJournal<'j>(Mutex<&'j mut Journal>);
 impl<'j> SharedJournal<'j> {
     pub(crate) fn new(journal: &'j mut Journal) -> SharedJournal<'j> {
         SharedJournal(Mutex::new(journal))
+    }
+
+    /// Returns the present record.
+    pub(crate) fn record(&self) -> Record {
+        self.lock().record.clone()
     }
 
     /// Locks the journal for one read or change.
@@ -453,7 +455,7 @@ impl Journal {
                 there.database, there.phase
             )));
         }
-        let journal = Journal { path, record, witness: None, _lock: lock };
+        let journal = Journal { path, record, _lock: lock };
         journal.write()?;
         Ok(journal)
     }
@@ -463,13 +465,13 @@ impl Journal {
         let (path, lock) = lock(state, database)?;
         let record =
             peek(state, database)?.ok_or_else(|| Error::WrongPhase(format!("there is no migration of {database}")))?;
-        Ok(Journal { path, record, witness: None, _lock: lock })
+        Ok(Journal { path, record, _lock: lock })
     }
 
     /// Opens and locks an existing journal without waiting; `None` if there is none, or if another process works on it.
     pub(crate) fn try_open(state: &Path, database: &str) -> Result<Option<Journal>, Error> {
         let Some((path, lock)) = try_lock(state, database, Duration::ZERO)? else { return Ok(None) };
-        Ok(peek(state, database)?.map(|record| Journal { path, record, witness: None, _lock: lock }))
+        Ok(peek(state, database)?.map(|record| Journal { path, record, _lock: lock }))
     }
 
     /// Changes the record; the change is on disk when this returns.

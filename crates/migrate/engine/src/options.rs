@@ -1,13 +1,25 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{AcceptedRestrictions, Capture, Error, FaultPoint, Roles, Server};
+use crate::{Capture, Error, Roles, Server};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode as Schedule;
+use stillpoint_operation::Faults;
 use tokio::sync::Notify;
+
+/// Restrictions that the user accepts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AcceptedRestrictions {
+    /// Accepts that unlogged tables arrive empty.
+    pub unlogged_empty: bool,
+    /// Accepts that there is no way back, because the target keeps no logical log.
+    pub no_fallback: bool,
+    /// Accepts that the way back drops what was defined on the target since the switch.
+    pub definitions_dropped: bool,
+}
 
 /// Options of a migration.
 #[derive(Debug, Clone)]
@@ -55,8 +67,8 @@ pub struct Options {
     pub accepted: AcceptedRestrictions,
     /// Notified when the user wants to interrupt the operation.
     pub interrupt: Arc<Notify>,
-    /// Points at which to fail, for tests.
-    pub faults: Vec<FaultPoint>,
+    /// Requested faults, for tests.
+    pub faults: Faults,
 }
 
 impl Options {
@@ -84,7 +96,7 @@ impl Options {
             rehearse: false,
             accepted: AcceptedRestrictions::default(),
             interrupt: Arc::default(),
-            faults: Vec::new(),
+            faults: Faults::none(),
         }
     }
 

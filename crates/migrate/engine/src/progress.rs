@@ -2,8 +2,11 @@
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
+
+/// Interval of progress reports.
+pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Receives events; several tasks call it.
 pub type Observer = Arc<dyn Fn(Event) + Send + Sync>;
@@ -22,7 +25,12 @@ impl Reporter {
         Reporter { observer, operation, number: 0 }
     }
 
-    /// Makes a teller for events of one of several targets.
+    /// A reporter whose events are discarded.
+    pub(crate) fn silent() -> Reporter {
+        Reporter::new(Arc::new(|_| {}), "migrate")
+    }
+
+    /// Makes a reporter for events of one of several targets.
     pub(crate) fn of_target(&self, number: usize) -> Reporter {
         Reporter { number, ..self.clone() }
     }
@@ -43,12 +51,20 @@ impl Reporter {
         self.report(EventKind::Warning { text: self.with_target(text) });
     }
 
+    /// Reports an event of the driver of phases; the phase's name gets the target's number.
+    pub(crate) fn report_phase(&self, mut kind: EventKind) {
+        if let EventKind::PhaseStarted { phase, .. } | EventKind::PhaseEnded { phase, .. } = &mut kind {
+            *phase = self.with_target(std::mem::take(phase));
+        }
+        self.report(kind);
+    }
+
     /// Adds the target's number to a text, unless it is the first target.
     fn with_target(&self, text: String) -> String {
         if self.number == 0 { text } else { format!("{text}, target {}", self.number + 1) }
     }
 
-    /// Runs one phase, and reports its beginning and its end.
+    /// Runs a part of a phase, or work before the first phase, and reports its beginning and its end.
     pub(crate) async fn phase<T, E>(&self, phase: &str, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let phase = self.with_target(phase.to_owned());
         let operation = self.operation.to_owned();

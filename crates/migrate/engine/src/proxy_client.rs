@@ -2,7 +2,6 @@
 
 use crate::inventory::text;
 use crate::link::{Link, literal};
-use crate::options::Options;
 use crate::{Error, Server};
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error as _;
@@ -224,8 +223,8 @@ pub(crate) async fn retry_until_takeover<T, F: Future<Output = Result<T, Error>>
 }
 
 /// Returns true if a proxy that knows the tenant serves, now or soon.
-pub(crate) async fn is_served(options: &Options) -> bool {
-    let serving = || async { ProxyClient::connect(&options.proxy, &options.tenant).await?.serving().await };
+pub(crate) async fn is_served(proxy: &Path, tenant: &str) -> bool {
+    let serving = || async { ProxyClient::connect(proxy, tenant).await?.serving().await };
     matches!(retry_until_takeover(serving).await, Ok(Some(_)))
 }
 

@@ -8,12 +8,12 @@
 //!
 //! The name is derived from the database's name, so the next command finds and drops what a killed command left.
 
-use crate::check::{Finding, Report, Verdict};
 use crate::copy::{connect_for_copy, sample};
-use crate::definitions::{self, DeferredDefinitions, RejectedDefinition};
+use crate::create::statistics;
+use crate::definitions::{self, DeferredDefinitions, RejectedDefinition, major};
 use crate::inventory::{Inventory, TableDef, USER_SCHEMA, text};
 use crate::link::{Link, Purpose, identifier, literal};
-use crate::run::{major, statistics};
+use crate::report::{Finding, Report, Verdict, short_message, unchecked_finding};
 use crate::{APPLICATION, Error, Options, Server, catalogs, values};
 use rustix::fs::MemfdFlags;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -67,22 +67,8 @@ pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(
 /// Kind of a finding about definitions as a whole.
 const DEFINITIONS_KIND: &str = "definitions";
 
-/// Makes a finding about something that was not checked.
-pub(crate) fn unchecked_finding(kind: &str, name: &str, note: impl Into<String>) -> Finding {
-    Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotLookedAt, note: note.into() }
-}
-
 fn refused_finding(kind: &str, name: &str, note: impl Into<String>) -> Finding {
     Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() }
-}
-
-/// Formats a server's or program's error for the operator; other errors are unchanged.
-pub(crate) fn short_message(error: &Error) -> String {
-    match error {
-        Error::Sql { code, message, .. } => format!("{message} ({code})"),
-        Error::Program { why, .. } => why.clone(),
-        other => other.to_string(),
-    }
 }
 
 /// Returns the findings of the rehearsal on one target.

@@ -1,7 +1,6 @@
 //! Objects that a migration puts on both servers and removes again: a schema, publications, slots, replica identities. Every
 //! step has its inverse beside it, and every inverse is harmless if there is nothing to undo.
 
-use crate::follow::copy_of;
 use crate::inventory::{Inventory, TableDef, number, text};
 use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::pgoutput::Lsn;
@@ -285,6 +284,24 @@ pub(crate) const SESSION_DESCRIPTION: &str = "format('process %s (%s, %s), %s fo
 pub(crate) fn lsn(text: &str) -> Lsn {
     let half = |part: &str| u64::from_str_radix(part, 16).unwrap_or(0);
     text.split_once('/').map_or(0, |(high, low)| half(high) << 32 | half(low))
+}
+
+/// Name of the copy of a slot: the name marks it as ours for commands that clean up.
+pub(crate) fn copy_of(slot: &str) -> String {
+    format!("{slot}_copy")
+}
+
+/// Returns true if the source keeps its log for a slot.
+pub(crate) async fn has_slot_log(source: &Server, slot: &str) -> bool {
+    let asking = async {
+        let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
+        let sql = format!(
+            "SELECT 1 FROM pg_replication_slots WHERE slot_name = {} AND wal_status IS DISTINCT FROM 'lost'",
+            literal(slot)
+        );
+        link.value(&sql).await
+    };
+    matches!(asking.await, Ok(Some(_)))
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@
 //! Passwords are sent as the verifiers that the source stores. The session that sends them turns off everything that could log
 //! or show its statements.
 
-use crate::check::{Finding, Verdict};
 use crate::inventory::text;
 use crate::link::{Link, Row, identifier, literal};
+use crate::report::{Finding, Verdict};
 use crate::{Error, Server, fence};
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use stillpoint_migrate_postgres::ServerTls;
 use tokio_postgres::config::{Config, Host};
 
+/// Application name of our connections, by which both servers distinguish them from clients.
+pub(crate) const APPLICATION: &str = "stillpoint migrate";
+
 /// Address at which the server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
@@ -100,7 +103,7 @@ impl Server {
             }
         };
         variables.push(("PGUSER", self.user.clone()));
-        variables.push(("PGAPPNAME", crate::APPLICATION.into()));
+        variables.push(("PGAPPNAME", APPLICATION.into()));
         match self.tls {
             ServerTls::Disable => {}
             ServerTls::Require => variables.push(("PGSSLMODE", "require".into())),

@@ -2,9 +2,9 @@
 //! servers give to sessions that set nothing themselves, and the servers' limits.
 
 use crate::Error;
-use crate::check::{Finding, Verdict};
 use crate::inventory::text;
 use crate::link::{Link, Row, literal};
+use crate::report::{Finding, Verdict};
 use stillpoint_migrate_control::SESSION_SETTINGS;
 
 /// Query for the settings that a session gets from its server. If our own session or its role has another value, the query

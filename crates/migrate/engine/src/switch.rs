@@ -14,19 +14,20 @@
 //! drain. If roles are moved, their changes are moved before each pause too, and checked in the pause in the same way.
 
 use crate::catalogs::{self, CatalogState};
-use crate::fault::{FaultPoint, reach};
 use crate::fence::Grant;
-use crate::inventory::{Inventory, text};
-use crate::journal::{Capture, Journal, Phase, Record};
+use crate::following::{FollowState, catch_up};
+use crate::inventory::{Inventory, number, text};
+use crate::journal::{Phase, Record, SharedJournal};
 use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::options::Options;
+use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, retry_until_takeover};
 use crate::replication_objects;
-use crate::run::{FollowState, catch_up, sequences};
-use crate::{Error, Roles, Server, fence, multi_target, roles};
+use crate::{Error, Roles, Server, fence, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
+use stillpoint_operation::Side as FaultSide;
 
 /// Time between two pauses for clients to work off their queued statements.
 const PAUSE_INTERVAL: Duration = Duration::from_millis(500);
@@ -98,6 +99,8 @@ pub(crate) struct Prepared {
     proxy: ProxyClient,
     grants: Vec<Grant>,
     sessions: u64,
+    /// Reports if the command still holds its lock; `None` if the source could not be asked.
+    witness: Option<Witness>,
 }
 
 /// Connections that a pause needs. They are opened before it and used only once, because a limit may cut off an answer.
@@ -142,22 +145,24 @@ impl PauseConnections {
 /// Opens what takes time: the way back, and sessions on the other side.
 pub(crate) async fn prepare(
     options: &Options,
-    journal: &mut Journal,
+    journal: &SharedJournal<'_>,
     mut following: FollowState,
     direction: &Direction,
+    witness: Option<Witness>,
 ) -> Result<Prepared, Error> {
     // From here on, every delay would be part of the pause.
     following.controller = None;
     let mut to = Link::connect(&direction.to, Purpose::Statements, &[]).await?;
     if direction.open_way_back {
         replication_objects::publish(&mut to, &following.inventory).await?;
-        replication_objects::drop_slot(&mut to, &journal.record.back_slot()).await?;
-        let slot = &journal.record.back_slot();
+        let slot = journal.record().back_slot();
+        replication_objects::drop_slot(&mut to, &slot).await?;
         let position =
-            replication_objects::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
+            replication_objects::create_slot(&direction.to, &slot, false, options.snapshot_limit).await?.position;
         // Changes that are repeated from here to the switch carry our stamps, and are not sent back.
-        journal.update(|record| record.back_from = position)?;
-        journal.keep_definitions(&catalogs::read(&mut to).await?)?;
+        journal.lock().update(|record| record.back_from = position)?;
+        let definitions = catalogs::read(&mut to).await?;
+        journal.lock().keep_definitions(&definitions)?;
     }
     if direction.creates_roles(options) {
         create_roles(options, journal).await?;
@@ -168,14 +173,16 @@ pub(crate) async fn prepare(
     let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
     let ready = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
     let grants = fence::grants(&mut fence::connect_beside(&direction.from).await?, &direction.from.database).await?;
-    reach(&options.faults, FaultPoint::Prepared)?;
-    Ok(Prepared { following, proxy, grants, sessions: ready.sessions })
+    Ok(Prepared { following, proxy, grants, sessions: ready.sessions, witness })
 }
 
 /// Creates or updates the source's present roles on the target.
-async fn create_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
-    let (number, made) = (journal.record.number, journal.record.made_roles.clone());
-    roles::create_and_update(&options.source, &options.target, &made, |made| journal.record_roles(number, made)).await
+async fn create_roles(options: &Options, journal: &SharedJournal<'_>) -> Result<(), Error> {
+    let Record { number, made_roles, .. } = journal.record();
+    roles::create_and_update(&options.source, &options.target, &made_roles, |made| {
+        journal.lock().record_roles(number, made)
+    })
+    .await
 }
 
 /// Pauses clients and moves them to the other side, with several attempts if necessary. Returns how long they were paused, and
@@ -183,7 +190,7 @@ async fn create_roles(options: &Options, journal: &mut Journal) -> Result<(), Er
 /// on.
 pub(crate) async fn switch(
     options: &Options,
-    journal: &mut Journal,
+    journal: &SharedJournal<'_>,
     mut prepared: Prepared,
     direction: &Direction,
     reporter: &Reporter,
@@ -208,12 +215,12 @@ pub(crate) async fn switch(
     let paused = begun.elapsed();
     if let Err(error) = switched {
         // The switch may have happened before the connection broke: the proxy knows.
-        if !serves(options, &journal.record, direction.side()).await? {
+        if !serves(options, &journal.record(), direction.side()).await? {
             resume_clients(journal, &mut prepared, direction).await?;
             return Err(error);
         }
     }
-    journal.update(|record| record.phase = direction.after)?;
+    journal.lock().update(|record| record.phase = direction.after)?;
     reporter.report(migrate::Event::SwitchedOver {
         paused_us: paused.as_micros() as u64,
         drained_us: drained.as_micros() as u64,
@@ -223,12 +230,27 @@ pub(crate) async fn switch(
     Ok((paused, left))
 }
 
+/// Statements that set every sequence to its value on this side; empty if there are no sequences.
+async fn sequences(from: &mut Link, inventory: &Inventory) -> Result<String, Error> {
+    if inventory.sequences.is_empty() {
+        return Ok(String::new());
+    }
+    let each = inventory.sequences.iter();
+    let reads: Vec<String> =
+        each.map(|name| format!("SELECT {} AS name, last_value, is_called FROM {name}", literal(name))).collect();
+    let rows = from.query(&reads.join(" UNION ALL ")).await?;
+    let writes = rows.iter().map(|row| {
+        format!("SELECT setval({}, {}, {}); ", literal(&text(row, 0)), number::<i64>(row, 1), text(row, 2) == "t")
+    });
+    Ok(writes.collect())
+}
+
 /// Does one pause. If it succeeds, clients are paused, and the other side holds every commit of this side, where no session can
 /// write any more. If it fails, clients continue where they were. Returns its start, how long transactions took to end, and a
 /// connection.
 async fn pause_and_fence(
     options: &Options,
-    journal: &mut Journal,
+    journal: &SharedJournal<'_>,
     prepared: &mut Prepared,
     direction: &Direction,
     reporter: &Reporter,
@@ -238,7 +260,8 @@ async fn pause_and_fence(
     let mut changes = catalogs::changes(&prepared.following.definitions, &connections.catalog_state.definitions);
     if brings_roles {
         create_roles(options, journal).await?;
-        let brought = journal.record.made_roles.iter().flat_map(|role| [role.clone(), identifier(role)]);
+        let roles = journal.record().made_roles;
+        let brought = roles.iter().flat_map(|role| [role.clone(), identifier(role)]);
         let brought: Vec<String> = brought.map(|role| format!("changed role {role}")).collect();
         changes.retain(|change| !brought.contains(change));
     }
@@ -247,7 +270,7 @@ async fn pause_and_fence(
     let backends = prepared.proxy.backends().await?;
     prepared.proxy.check_backends_at(&backends, &mut connections.beside, &direction.from).await?;
     let grants = prepared.grants.clone();
-    journal.update(|record| {
+    journal.lock().update(|record| {
         record.phase = direction.during;
         *direction.fenced(record) = Some(grants);
         if direction.side() == Side::Target {
@@ -256,7 +279,7 @@ async fn pause_and_fence(
     })?;
     let begun = Instant::now();
     if let Err(error) = prepared.proxy.pause(options.pause_limit).await {
-        journal.update(|record| record.phase = direction.before)?;
+        journal.lock().update(|record| record.phase = direction.before)?;
         return Err(error);
     }
     let drained = begun.elapsed();
@@ -274,10 +297,10 @@ async fn pause_and_fence(
 }
 
 /// Does everything that is possible only while clients are paused: fence, last changes, sequences, a last check of definitions,
-/// and the flush of all of it to disk.
+/// and the flush of all of it to disk. Its parts are `fence` and `drain`.
 async fn work_in_pause(
     options: &Options,
-    journal: &Journal,
+    journal: &SharedJournal<'_>,
     prepared: &mut Prepared,
     connections: &mut PauseConnections,
     direction: &Direction,
@@ -285,7 +308,7 @@ async fn work_in_pause(
     limit: Duration,
 ) -> Result<(), Error> {
     let PauseConnections { beside, from, checker, catalog_state, roles, to } = connections;
-    let Prepared { following: FollowState { follower, inventory, .. }, proxy, grants, .. } = prepared;
+    let Prepared { following: FollowState { follower, inventory, .. }, proxy, grants, witness, .. } = prepared;
     let database = &direction.from.database;
     let begun = Instant::now();
     let (found, proxied) =
@@ -304,7 +327,7 @@ async fn work_in_pause(
         reporter.warn(format!("{who} is a direct session, and was terminated"));
     }
     let emptied = begun.elapsed();
-    reach(&options.faults, FaultPoint::Fenced)?;
+    options.faults.reach("fence", FaultSide::After)?;
     // No session is left that could use a sequence, decide a transaction or define an object.
     let outdated = async {
         let mut outdated = catalog_state.outdated(checker).await?;
@@ -329,26 +352,30 @@ async fn work_in_pause(
         return Err(Error::CatalogsChanged(outdated));
     }
     // This commit is synchronous: after it, everything that the apply workers wrote is on disk.
-    let migration = literal(&journal.record.migration);
+    let migration = literal(&journal.record().migration);
     let epoch = format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)");
     to.query(&(numbers + &epoch)).await?;
     // After all work that takes time: from here on only the proxy decides, and all clients of one pause go to the same side.
-    if let Some(witness) = &journal.witness {
+    if let Some(witness) = witness {
         witness.check_held(if direction.side() == Side::Target { beside } else { to }).await?;
     }
     tracing::debug!(flushed = ?begun.elapsed(), "all of it is on the other side");
-    reach(&options.faults, FaultPoint::Drained)
+    Ok(options.faults.reach("drain", FaultSide::After)?)
 }
 
 /// Undoes the work of the pause; clients continue where they were.
-async fn resume_clients(journal: &mut Journal, prepared: &mut Prepared, direction: &Direction) -> Result<(), Error> {
+async fn resume_clients(
+    journal: &SharedJournal<'_>,
+    prepared: &mut Prepared,
+    direction: &Direction,
+) -> Result<(), Error> {
     // This comes first: a client that connects when the pause is over must be able to.
     let lifted = fence::lift(&direction.from, &prepared.grants).await;
     // The proxy may have reached the limit itself, or be gone; then clients have continued already.
     let _ = prepared.proxy.resume().await;
     lifted?;
     let grants = prepared.grants.clone();
-    journal.update(|record| {
+    journal.lock().update(|record| {
         record.phase = direction.before;
         *direction.fenced(record) = Some(grants);
     })
@@ -380,40 +407,4 @@ pub(crate) fn side_of(options: &Options, record: &Record, at: &(String, u16)) ->
         (false, true) => Some(Side::Target),
         _ => None,
     }
-}
-
-/// Completes [`settle`] if it was interrupted: the slot on the source shows that, or the journal if there is no slot.
-pub(crate) async fn resume_settle(options: &Options, reporter: &Reporter) -> Result<(), Error> {
-    let mut journal = Journal::open(&options.state, &options.source.database)?;
-    let settled = match journal.record.capture {
-        Capture::Rows | Capture::Statements => journal.record.settled,
-        Capture::Log => {
-            let mut beside = fence::connect_beside(&options.source).await?;
-            let slots = replication_objects::our_slots(&mut beside, &options.source.database).await?;
-            !slots.contains(&journal.record.slot())
-        }
-    };
-    if settled { Ok(()) } else { settle(options, &mut journal, None, reporter).await }
-}
-
-/// Cleans up after the switch: closes the way out, opens the way back, and restores the other targets.
-pub(crate) async fn settle(
-    options: &Options,
-    journal: &mut Journal,
-    left: Option<Link>,
-    reporter: &Reporter,
-) -> Result<(), Error> {
-    reach(&options.faults, FaultPoint::Switched)?;
-    let mut source = match left {
-        Some(link) => link,
-        None => fence::connect_to_fenced(&options.source).await?,
-    };
-    if journal.record.way_back {
-        replication_objects::install(&mut source, journal.record.back_from).await?;
-    }
-    replication_objects::withdraw(&mut source).await?;
-    multi_target::remove_others(options, journal, &mut source).await?.into_iter().for_each(|left| reporter.warn(left));
-    // This comes last: it records that everything before is done.
-    replication_objects::drop_slot(&mut source, &journal.record.slot()).await?;
-    journal.update(|record| record.settled = true)
 }

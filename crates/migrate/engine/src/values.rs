@@ -1,10 +1,9 @@
 //! Checks rows for a limited time: finds text that cannot be written in UTF8, and values whose text is longer than a gigabyte,
 //! which no server can send to another.
 
-use crate::check::{Finding, Verdict};
 use crate::inventory::{Inventory, TableDef, number, text};
 use crate::link::{Link, Purpose, identifier};
-use crate::rehearsal::{short_message, unchecked_finding};
+use crate::report::{Finding, Verdict, short_message, unchecked_finding};
 use crate::{Error, Server};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@
 
 use crate::link::{Link, Purpose, literal};
 use crate::pgoutput::Lsn;
-use crate::replication_objects::lsn;
+use crate::replication_objects::{copy_of, lsn};
 use crate::{Error, Server};
 use bytes::{Buf, Bytes};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,11 +26,6 @@ const SLOT_ADVANCE_BYTES: u64 = 64 << 20;
 const SLOT_ADVANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Beginning of a binary COPY, up to the length of its extension.
 const SIGNATURE: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0";
-
-/// Name of the copy of a slot: the name marks it as ours for commands that clean up.
-pub(crate) fn copy_of(slot: &str) -> String {
-    format!("{slot}_copy")
-}
 
 /// A backlog while it is read.
 pub(crate) struct Backlog {

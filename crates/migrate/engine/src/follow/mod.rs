@@ -43,13 +43,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use transaction::Item;
 
-pub(crate) use backlog::copy_of;
 pub(crate) use intake::{ReplayStatus, SourceSnapshot};
 pub(crate) use transaction::MARKER_PREFIX;
 
 /// Interval at which the position on the target is flushed and reported to the source.
 const CONFIRM_INTERVAL: Duration = Duration::from_millis(500);
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+/// Maximum time until a barrier is reached.
+pub(crate) const BARRIER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum chunks of items received ahead of the conductor.
 const CHUNKS_MAX: usize = 4;
 

@@ -3,7 +3,8 @@
 use crate::engine::support::{Bench, observer};
 use std::sync::Arc;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_engine::{Error, FaultPoint, Observer, Options, Outcome, State, fallback, run};
+use stillpoint_migrate_engine::{Error, Observer, Options, Outcome, State, fallback, run};
+use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_testing::postgresql::available;
 
 /// Statements that write no row of a table, each with the name that the error must give.
@@ -148,7 +149,11 @@ async fn a_database_keeps_its_own_default_of_read_only() {
     for own in ["false", "on"] {
         bench.source.sql("postgres", &format!("ALTER DATABASE shop SET default_transaction_read_only = '{own}'"));
         let own = format!("default_transaction_read_only={own}");
-        let once = Options { faults: vec![FaultPoint::Fenced], pause_attempts: 1, ..options.clone() };
+        let once = Options {
+            faults: Faults::none().failing(FaultPoint::after("fence")),
+            pause_attempts: 1,
+            ..options.clone()
+        };
         run(&once, observer().0).await.unwrap_err();
         assert_eq!(bench.source.sql("postgres", settings), own, "behind a pause that came to nothing");
         run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_engine::{
-    Error, Failure, FaultPoint, Observer, Options, Outcome, Phase, Server, State, abort, fallback, finish, run, status,
+    Error, Failure, Observer, Options, Outcome, Phase, Server, State, abort, fallback, finish, run, status,
 };
+use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_testing::postgresql::{Relay, available};
 
 fn bench() -> Bench {
@@ -35,17 +36,17 @@ async fn before_the_switch_everything_is_taken_away_again() {
     }
     let bench = bench();
     for point in [
-        FaultPoint::Snapshotted,
-        FaultPoint::Defined,
-        FaultPoint::Copied,
-        FaultPoint::CaughtUp,
-        FaultPoint::Prepared,
-        FaultPoint::Fenced,
-        FaultPoint::Drained,
+        FaultPoint::after("snapshot"),
+        FaultPoint::after("definitions"),
+        FaultPoint::after("rows"),
+        FaultPoint::after("catch-up"),
+        FaultPoint::after("prepare"),
+        FaultPoint::after("fence"),
+        FaultPoint::after("drain"),
     ] {
-        let failing = Options { faults: vec![point], ..options(&bench) };
+        let failing = Options { faults: Faults::none().failing(point.clone()), ..options(&bench) };
         let failure = attempt(&failing).await.unwrap_err();
-        assert!(matches!(failure.error, Error::Fault(at) if at == point), "{point:?}: {failure:?}");
+        assert!(matches!(&failure.error, Error::Fault(at) if at.0 == point), "{point:?}: {failure:?}");
         assert_eq!(failure.state, State::OnSource, "{point:?}");
         assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.source.port(), "{point:?}");
         bench.assert_clean("shop");
@@ -142,7 +143,7 @@ async fn after_the_switch_clients_stay_on_the_target() {
         return;
     }
     let bench = bench();
-    let failing = Options { faults: vec![FaultPoint::Switched], ..options(&bench) };
+    let failing = Options { faults: Faults::none().failing(FaultPoint::after("switch-over")), ..options(&bench) };
     let failure = attempt(&failing).await.unwrap_err();
     assert_eq!(failure.state, State::OnTarget, "{failure:?}");
     assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.target.port());
@@ -166,7 +167,7 @@ async fn a_journal_that_a_finished_migration_leaves_is_no_way_back() {
         return;
     }
     let bench = bench();
-    let failing = Options { faults: vec![FaultPoint::Released], ..options(&bench) };
+    let failing = Options { faults: Faults::none().failing(FaultPoint::after("release")), ..options(&bench) };
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     let text = finish(&failing).await.unwrap_err();
     assert_eq!(text.state, State::OnTargetForGood, "{text:?}");
@@ -199,8 +200,8 @@ async fn a_way_back_that_fails_leaves_clients_on_the_target() {
     }
     let bench = bench();
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    for point in [FaultPoint::Prepared, FaultPoint::Fenced, FaultPoint::Drained] {
-        let failing = Options { faults: vec![point], ..options(&bench) };
+    for point in [FaultPoint::after("prepare"), FaultPoint::after("fence"), FaultPoint::after("drain")] {
+        let failing = Options { faults: Faults::none().failing(point.clone()), ..options(&bench) };
         let failure = fallback(&failing, observer().0).await.unwrap_err();
         assert_eq!(failure.state, State::OnTarget, "{point:?}: {failure:?}");
         assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.target.port(), "{point:?}");
@@ -238,7 +239,7 @@ async fn clients_are_back_and_the_next_command_cleans_up() {
     let bench = bench();
     for next in ["fallback", "abort", "run"] {
         attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-        let failing = Options { faults: vec![FaultPoint::Returned], ..options(&bench) };
+        let failing = Options { faults: Faults::none().failing(FaultPoint::after("switch-over")), ..options(&bench) };
         let failure = fallback(&failing, observer().0).await.unwrap_err();
         assert!(matches!(failure.state, State::OnSourceWithRemains(_)), "{failure:?}");
         let told = status(&failing).await.unwrap();
@@ -268,9 +269,11 @@ async fn a_clean_up_that_was_cut_off_is_finished_and_not_taken_for_a_migration()
         options.source = Server::parse("source", &place, None).unwrap();
         options
     };
-    for (point, next) in
-        [(FaultPoint::CaughtUp, "fallback"), (FaultPoint::Prepared, "abort"), (FaultPoint::Drained, "run")]
-    {
+    for (point, next) in [
+        (FaultPoint::after("catch-up"), "fallback"),
+        (FaultPoint::after("prepare"), "abort"),
+        (FaultPoint::after("drain"), "run"),
+    ] {
         let cut = Arc::clone(&network);
         let observer: Observer = Arc::new(move |event: Event| {
             println!("{:?}", event.kind);
@@ -278,15 +281,15 @@ async fn a_clean_up_that_was_cut_off_is_finished_and_not_taken_for_a_migration()
                 cut.cut();
             }
         });
-        let failure = run(&behind(vec![point]), observer).await.unwrap_err();
+        let failure = run(&behind(Faults::none().failing(point.clone())), observer).await.unwrap_err();
         assert!(matches!(failure.state, State::OnSourceWithRemains(_)), "{point:?}: {failure:?}");
         network.restore();
         let there = bench.target.sql("postgres", "SELECT count(*) FROM pg_database WHERE datname = 'shop'");
         assert_eq!(there, "0", "{point:?}: the target could be reached");
-        let told = status(&behind(Vec::new())).await.unwrap();
+        let told = status(&behind(Faults::none())).await.unwrap();
         assert!(told.kept_bytes.is_some() && told.orphans.is_empty(), "{point:?}: {told:?}");
         assert_eq!(told.record.map(|record| record.phase), Some(Phase::Returned), "{point:?}");
-        finish_clean_up(next, &behind(Vec::new())).await;
+        finish_clean_up(next, &behind(Faults::none())).await;
         if next != "run" {
             bench.assert_clean("shop");
         }
@@ -392,9 +395,9 @@ async fn rights_that_were_passed_on_are_given_back_as_they_were() {
     };
     let before = rights();
     assert!(before.contains("friend=c/\"a guest\"") && before.contains("clerk=c*/postgres"), "{before}");
-    let failing = Options { faults: vec![FaultPoint::Drained], ..options(&bench) };
+    let failing = Options { faults: Faults::none().failing(FaultPoint::after("drain")), ..options(&bench) };
     let failure = attempt(&failing).await.unwrap_err();
-    assert!(matches!(failure.error, Error::Fault(FaultPoint::Drained)), "{failure:?}");
+    assert!(matches!(&failure.error, Error::Fault(at) if at.0 == FaultPoint::after("drain")), "{failure:?}");
     assert_eq!((failure.state, rights()), (State::OnSource, before.clone()));
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     let connect = "SELECT count(*) FROM pg_database, aclexplode(datacl) a WHERE datname = 'shop' \
@@ -423,9 +426,9 @@ async fn a_role_that_is_dropped_behind_the_switch_keeps_no_other_role_out() {
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     bench.source.sql("postgres", "DROP ROLE \"a guest\"; ALTER ROLE other RENAME TO another");
     // The source is opened, and closed again.
-    let failing = Options { faults: vec![FaultPoint::Prepared], ..options(&bench) };
+    let failing = Options { faults: Faults::none().failing(FaultPoint::after("prepare")), ..options(&bench) };
     let failure = fallback(&failing, observer().0).await.unwrap_err();
-    assert!(matches!(failure.error, Error::Fault(FaultPoint::Prepared)), "{failure:?}");
+    assert!(matches!(&failure.error, Error::Fault(at) if at.0 == FaultPoint::after("prepare")), "{failure:?}");
     assert_eq!(failure.state, State::OnTarget);
     assert!(bench.source.try_sql("shop", "SELECT 1").is_err(), "the source is shut");
     let (observer, events) = observer();

@@ -4,7 +4,8 @@
 use crate::engine::support::{Bench, observer};
 use std::sync::Arc;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_engine::{Error, FaultPoint, Observer, Options, Roles, State, Verdict, check, fallback, run};
+use stillpoint_migrate_engine::{Error, Observer, Options, Roles, State, Verdict, check, fallback, run};
+use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_testing::postgresql::{NEWER_MAJOR, available, newer_available};
 
 const MADE: &str = "('alice', 'bob', 'keeper', 'staff')";
@@ -112,7 +113,7 @@ async fn roles_that_the_target_has_stay_as_they_are() {
     }
     let bench = bench(false);
     bench.target.sql("postgres", "CREATE ROLE bob LOGIN PASSWORD 'other'; CREATE ROLE staff CREATEROLE");
-    let options = Options { faults: vec![FaultPoint::CaughtUp], ..creating(&bench) };
+    let options = Options { faults: Faults::none().failing(FaultPoint::after("catch-up")), ..creating(&bench) };
     let before = bench.target.sql("postgres", "SELECT oid, r FROM pg_authid r WHERE rolname IN ('bob', 'staff')");
     let failure = run(&options, observer().0).await.unwrap_err();
     assert_eq!(failure.state, State::OnSource, "{failure:?}");

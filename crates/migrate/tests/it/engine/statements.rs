@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_control::{Client, Reply, Request};
-use stillpoint_migrate_engine::{
-    Capture, Error, FaultPoint, Observer, Options, Outcome, Schedule, Server, State, fallback, run,
-};
+use stillpoint_migrate_engine::{Capture, Error, Observer, Options, Outcome, Schedule, Server, State, fallback, run};
+use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_testing::postgresql::{Cluster, Load, LoadOutcome, available};
 use tokio::sync::Notify;
 use tokio_postgres::NoTls;
@@ -262,8 +261,8 @@ async fn what_cannot_be_repeated_ends_the_migration_by_name() {
         drop(other);
         shop.bench.assert_clean("shop");
     }
-    for fault in [FaultPoint::Copied, FaultPoint::CaughtUp, FaultPoint::Drained] {
-        let options = Options { faults: vec![fault], ..options.clone() };
+    for fault in [FaultPoint::after("rows"), FaultPoint::after("catch-up"), FaultPoint::after("drain")] {
+        let options = Options { faults: Faults::none().failing(fault.clone()), ..options.clone() };
         let failure = run(&options, observer().0).await.unwrap_err();
         assert!(matches!(failure.error, Error::Fault(_)), "{fault:?}: {failure:?}");
         assert_eq!(failure.state, State::OnSource, "{fault:?}");

@@ -2,7 +2,8 @@
 
 use crate::engine::support::{Bench, observer, proxy, sums};
 use std::time::Duration;
-use stillpoint_migrate_engine::{Error, FaultPoint, Options, Outcome, State, fallback, run};
+use stillpoint_migrate_engine::{Error, Options, Outcome, State, fallback, run};
+use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_testing::postgresql::available;
 use tokio_postgres::NoTls;
 
@@ -199,10 +200,14 @@ async fn what_gives_no_images_of_rows_ends_the_migration_by_name() {
         bench.assert_clean("shop");
     }
     // After any failure on the way the capture is gone, and the next run starts it again.
-    for fault in
-        [FaultPoint::Snapshotted, FaultPoint::Copied, FaultPoint::CaughtUp, FaultPoint::Prepared, FaultPoint::Drained]
-    {
-        let options = Options { faults: vec![fault], ..options.clone() };
+    for fault in [
+        FaultPoint::after("snapshot"),
+        FaultPoint::after("rows"),
+        FaultPoint::after("catch-up"),
+        FaultPoint::after("prepare"),
+        FaultPoint::after("drain"),
+    ] {
+        let options = Options { faults: Faults::none().failing(fault.clone()), ..options.clone() };
         let failure = run(&options, observer().0).await.unwrap_err();
         assert!(matches!(failure.error, Error::Fault(_)), "{fault:?}: {failure:?}");
         assert_eq!(failure.state, State::OnSource, "{fault:?}");
@@ -213,7 +218,7 @@ async fn what_gives_no_images_of_rows_ends_the_migration_by_name() {
         bench.assert_clean("shop");
     }
     // After the switch the next command completes the rest.
-    let failing = Options { faults: vec![FaultPoint::Switched], ..options.clone() };
+    let failing = Options { faults: Faults::none().failing(FaultPoint::after("switch-over")), ..options.clone() };
     let failure = run(&failing, observer().0).await.unwrap_err();
     assert_eq!(failure.state, State::OnTarget, "{failure:?}");
     for _ in 0..2 {

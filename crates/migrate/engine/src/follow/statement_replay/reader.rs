@@ -1,7 +1,7 @@
 //! Converts the proxy's reports to events of the source.
 
-use super::super::rows::{Tables, Translate, parse_xid, reply, row_bytes, unexpected};
 use super::super::transaction::{Item, Write};
+use crate::follow::rows::{Tables, Translate, parse_xid, reply, row_bytes, unexpected};
 use crate::inventory::Inventory;
 use crate::link::{Link, Purpose};
 use crate::pgoutput::Lsn;

@@ -1,0 +1,128 @@
+//! Step 3 of the paper: the target follows the source, until the lag is short and both hold the same rows.
+
+use crate::catalogs::Definitions;
+use crate::checksum::Comparison;
+use crate::clients::{Clients, SpeedController};
+use crate::follow::{Feed, Follower, Plan};
+use crate::inventory::Inventory;
+use crate::link::{Link, Purpose};
+use crate::options::Options;
+use crate::progress::{PROGRESS_INTERVAL, Reporter};
+use crate::throttle::{Bounds, Throttle};
+use crate::{Error, Server};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stillpoint_events::migrate;
+
+/// Lag at which a replay has caught up.
+const CAUGHT_UP_LAG: Duration = Duration::from_millis(200);
+/// Limits of repeated transactions a second, within what clients tolerate.
+const REPLAY_BOUNDS: Bounds = Bounds::of_rate(100, 4000);
+
+/// State of a side that follows the other.
+pub(crate) struct FollowState {
+    pub(crate) follower: Follower,
+    pub(crate) inventory: Inventory,
+    /// Definitions of which the following side was made.
+    pub(crate) definitions: Definitions,
+    /// Throttles the replay for clients.
+    pub(crate) controller: Option<SpeedController>,
+}
+
+/// Repeats what was committed since the snapshot, until the lag is short.
+pub(crate) async fn follow(
+    options: &Options,
+    feed: Feed<'_>,
+    inventory: Inventory,
+    definitions: Definitions,
+    clients: Option<Clients>,
+    reporter: &Reporter,
+) -> Result<FollowState, Error> {
+    let clients = clients.filter(Clients::is_significant);
+    let pace = Arc::new(if clients.is_some() { Throttle::new(REPLAY_BOUNDS) } else { Throttle::unlimited() });
+    let follower = Follower::start(Plan {
+        source: &options.source,
+        target: &options.target,
+        feed,
+        inventory: &inventory,
+        players: options.players,
+        pace: Arc::clone(&pace),
+    })
+    .await?;
+    let controller = match clients {
+        Some(clients) => {
+            let status = (!follower.is_by_proxy()).then(|| follower.watch());
+            Some(SpeedController::start(clients, options, pace, status, reporter.clone()).await?)
+        }
+        None => None,
+    };
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let mut following = FollowState { follower, inventory, definitions, controller };
+    catch_up(&mut following, &mut link, reporter).await?;
+    Ok(following)
+}
+
+/// Waits until the replay's lag is short, and reports its progress.
+pub(crate) async fn catch_up(following: &mut FollowState, source: &mut Link, reporter: &Reporter) -> Result<(), Error> {
+    let mut told = (Instant::now(), following.follower.status().applied, 0.0);
+    let mut warned = false;
+    loop {
+        let (begun, wanted) = (Instant::now(), following.follower.mark().await?);
+        while following.follower.status().position < wanted && begun.elapsed() < CAUGHT_UP_LAG {
+            if let Some(error) = following.follower.failure().await {
+                return Err(error);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let status = following.follower.status();
+        let caught_up = status.position >= wanted;
+        if told.0.elapsed() >= PROGRESS_INTERVAL || caught_up {
+            let lag_bytes = following.follower.lag_bytes(source).await?;
+            let seconds = told.0.elapsed().as_secs_f64().max(0.001);
+            let tps = ((status.applied - told.1) as f64 / seconds) as u64;
+            let gained = (told.2 - lag_bytes as f64) / seconds;
+            let estimate_s = (gained > 0.0 && told.2 > 0.0).then(|| (lag_bytes as f64 / gained) as u64);
+            let lag_ms = begun.elapsed().as_millis() as u64;
+            reporter.report(migrate::Event::Following { lag_ms, lag_bytes, tps, estimate_s });
+            if gained < 0.0 && told.2 > 64e6 && !warned {
+                warned = true;
+                reporter.warn(format!(
+                    "the source outruns the target: {lag_bytes} bytes behind, {tps} transactions a second applied"
+                ));
+            }
+            told = (Instant::now(), status.applied, lag_bytes as f64);
+        }
+        if caught_up {
+            return Ok(());
+        }
+    }
+}
+
+/// Compares both sides, each part at one moment, while clients continue.
+pub(crate) async fn compare_between(
+    options: &Options,
+    following: &mut FollowState,
+    from: &Server,
+    to: &Server,
+    reporter: &Reporter,
+) -> Result<(), Error> {
+    if !options.compare {
+        return Ok(());
+    }
+    let mut link = Link::connect(from, Purpose::Statements, &[]).await?;
+    // Changes since it had caught up may be more than a barrier waits for.
+    catch_up(following, &mut link, reporter).await?;
+    let reading = following
+        .controller
+        .as_ref()
+        .map_or_else(|| Arc::new(Throttle::unlimited()), |controller| Arc::clone(&controller.reading));
+    let in_turn = following.controller.is_some() && from.shares_machine_with(to);
+    let comparison = Comparison::between(from, to, &mut following.follower, &reading, in_turn).await?;
+    let compared = comparison.run(&following.inventory).await.map_err(|error| match error.sqlstate() {
+        // No table, or no column, has that name.
+        Some("42P01" | "42703") => Error::SchemaChanged(error.to_string()),
+        _ => error,
+    })?;
+    reporter.report(migrate::Event::Compared { tables: compared.tables as u64, rows: compared.rows });
+    catch_up(following, &mut link, reporter).await
+}

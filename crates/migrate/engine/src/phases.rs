@@ -1,0 +1,308 @@
+//! The phases of a migration: the four steps of the paper (section 4.3) in one list, each phase with its inverse.
+//!
+//! ```text
+//!  snapshot --> copy --> catch-up --> foreign keys --> compare | --> prepare --> switch-over --> settle
+//!   (step 1)  (step 2)               (step 3)                  |    (step 4)   no return from here
+//!     |          |           |              |             |    |        |
+//!     +----------+-----------+---- undo: clients on the source +--------+
+//! ```
+//!
+//! Every target runs the list up to `compare` at the same time; the rest is for the target to which clients go. The inverses
+//! concern the migration as a whole, with all its targets, and need nothing but its journal: the next command runs them for a
+//! command that was killed. The removal of one target of several is no inverse, and is in
+//! [`multi_target`](crate::multi_target).
+//!
+//! Two loops are not in the list. A pause that ends too late is repeated inside `switch-over`, because clients continue in
+//! between as if it had not begun. A lost proxy ends the list without undoing it, and [`run`](crate::run) begins another one,
+//! which continues from the journal.
+//!
+//! The journal records `copy`, `catch-up` and `switch-over` inside these phases, each before the action that its inverse undoes:
+//! what precedes that action (a dump, the indexes, the last look at definitions) may fail without a trace.
+//!
+//! The parts of phases that have fault points too: `definitions` and `rows` of `copy`, `fence` and `drain` of `switch-over`, and
+//! `release` of the removal of the journal, the last action of every migration.
+
+use crate::clients::Clients;
+use crate::create::{CreatedTarget, create, create_foreign_keys};
+use crate::follow::Feed;
+use crate::following::{FollowState, compare_between, follow};
+use crate::inventory::Inventory;
+use crate::journal::{Capture, SharedJournal};
+use crate::link::{Link, Purpose};
+use crate::options::Options;
+use crate::owner::Witness;
+use crate::progress::Reporter;
+use crate::replication_objects::PUBLICATIONS;
+use crate::snapshot::{SnapshotState, snapshot};
+use crate::switch::{self, Direction, Prepared};
+use crate::{Error, removal, settle};
+use std::ops::Range;
+use std::time::Duration;
+use stillpoint_events::EventKind;
+use stillpoint_operation::{Faults, Operation, Phase, Step, Undo, advance};
+
+/// Places in the list: the first phase of a target that holds the snapshot already, of the target that clients go to, and of the
+/// time after the switch.
+const CATCH_UP: usize = 2;
+const PREPARE: usize = 5;
+const SETTLE: usize = 7;
+
+/// The order of a migration. A failure at any point before the switch leaves clients on the source and nothing on either server.
+pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
+    [
+        // Publication and slot exist on the source; the inverse of `catch-up` drops both.
+        Phase { name: "snapshot", forward: Step::Async(|m| Box::pin(m.snapshot())), undo: Undo::Nothing },
+        // The target has definitions and rows; its database is dropped again.
+        Phase {
+            name: "copy",
+            forward: Step::Async(|m| Box::pin(m.copy())),
+            undo: Undo::Inverse(Step::Async(|m| Box::pin(m.drop_databases()))),
+        },
+        // The target follows. The source is cleaned before databases are dropped, so that it keeps no log meanwhile.
+        Phase {
+            name: "catch-up",
+            forward: Step::Async(|m| Box::pin(m.catch_up())),
+            undo: Undo::Inverse(Step::Async(|m| Box::pin(m.clean_source()))),
+        },
+        Phase {
+            name: "foreign keys",
+            forward: Step::Async(|m| Box::pin(m.create_foreign_keys())),
+            undo: Undo::Nothing,
+        },
+        Phase { name: "compare", forward: Step::Async(|m| Box::pin(m.compare())), undo: Undo::Nothing },
+        // The proxy has sessions on the target; they are closed, and clients continue where they are.
+        Phase {
+            name: "prepare",
+            forward: Step::Async(|m| Box::pin(m.prepare())),
+            undo: Undo::Inverse(Step::Async(|m| Box::pin(m.abandon()))),
+        },
+        // After `fence`, clients are paused, connections to the source are disabled and direct sessions are gone: the fence is
+        // lifted, and clients continue on the source. After `drain`, the last change is on the target and on disk there, and the
+        // proxy has not been told to switch: the same, and nothing is lost. If it is interrupted, only the proxy knows which
+        // side serves, and nothing is undone before it has been asked.
+        Phase { name: "switch-over", forward: Step::Async(|m| Box::pin(m.switch_over())), undo: Undo::PointOfNoReturn },
+        // Clients are on the target, and stay there; the next command completes this phase.
+        Phase { name: "settle", forward: Step::Async(|m| Box::pin(m.settle())), undo: Undo::Nothing },
+    ]
+}
+
+/// A migration, as the move of one of its targets: its inverses concern all of them.
+pub(crate) struct Migration<'m, 'j> {
+    /// Options of the command, with all targets.
+    command: &'m Options,
+    /// The same options for this target alone.
+    pub(crate) options: Options,
+    /// Number of the target.
+    pub(crate) number: usize,
+    journal: &'m SharedJournal<'j>,
+    reporter: Reporter,
+    /// Measurement of the clients that the phases adjust to.
+    pub(crate) clients: Option<Clients>,
+    /// Reports if the command still holds its lock on the source.
+    pub(crate) witness: Option<Witness>,
+    snapshotted: Option<SnapshotState>,
+    created: Option<CreatedTarget>,
+    horizon: u64,
+    following: Option<FollowState>,
+    prepared: Option<Prepared>,
+    /// Length of the pause, and a connection to the source made before connections to it were disabled.
+    switched: Option<(Duration, Link)>,
+}
+
+impl Operation for Migration<'_, '_> {
+    type Error = Error;
+    const NAME: &'static str = "migrate";
+
+    fn faults(&self) -> &Faults {
+        &self.options.faults
+    }
+
+    fn report(&mut self, event: EventKind) {
+        // It reports itself, if there are foreign keys.
+        let is_silent = matches!(&event, EventKind::PhaseStarted { phase, .. } | EventKind::PhaseEnded { phase, .. }
+            if phase == "foreign keys");
+        if !is_silent {
+            self.reporter.report_phase(event);
+        }
+    }
+
+    fn begin(&mut self, phase: &'static str) -> Result<(), Error> {
+        if phase == "prepare" { self.journal.lock().choose_target(self.number) } else { Ok(()) }
+    }
+}
+
+impl<'m, 'j> Migration<'m, 'j> {
+    /// A migration of which no phase has begun.
+    pub(crate) fn new(
+        command: &'m Options,
+        (number, options): (usize, Options),
+        journal: &'m SharedJournal<'j>,
+        reporter: &Reporter,
+    ) -> Migration<'m, 'j> {
+        Migration {
+            command,
+            options,
+            number,
+            journal,
+            reporter: reporter.of_target(number),
+            clients: None,
+            witness: None,
+            snapshotted: None,
+            created: None,
+            horizon: 0,
+            following: None,
+            prepared: None,
+            switched: None,
+        }
+    }
+
+    async fn advance(&mut self, phases: Range<usize>) -> Result<(), Error> {
+        advance(self, &self::phases()[phases]).await.map_err(|failed| failed.error)
+    }
+
+    /// Runs the phases up to `compare`, without those that the journal records as done: then the target follows, and holds the
+    /// same data as the source.
+    ///
+    /// # Errors
+    ///
+    /// The error of the phase that failed; nothing is undone.
+    pub(crate) async fn set_up(&mut self) -> Result<(), Error> {
+        let record = self.journal.record();
+        if !record.is_followed_by(self.number) {
+            return self.advance(0..PREPARE).await;
+        }
+        let definitions = self.journal.lock().definitions_of(self.number)?;
+        let inventory =
+            Inventory::read(&mut Link::connect(&self.options.source, Purpose::Statements, &[]).await?).await?;
+        let horizon = record.horizon_of(self.number);
+        self.created = Some(CreatedTarget { inventory, definitions, captured: None, horizon });
+        self.advance(CATCH_UP..PREPARE).await
+    }
+
+    /// Moves clients to the target.
+    ///
+    /// # Errors
+    ///
+    /// The error of the phase that failed; nothing is undone.
+    pub(crate) async fn move_clients(&mut self) -> Result<(), Error> {
+        self.advance(PREPARE..SETTLE).await
+    }
+
+    /// Cleans up after the switch. Returns the length of the pause.
+    ///
+    /// # Errors
+    ///
+    /// The error of the phase; clients are on the target.
+    pub(crate) async fn clean_up(&mut self) -> Result<Duration, Error> {
+        // Its events are those of the migration.
+        self.reporter = self.reporter.of_target(0);
+        let paused = self.switched.as_ref().map(|(paused, _)| *paused).unwrap_or_default();
+        self.advance(SETTLE..self::phases().len()).await.map(|()| paused)
+    }
+
+    /// Reason why the target does not follow any more; `None` as long as it follows.
+    pub(crate) async fn failure(&mut self) -> Option<Error> {
+        self.following.as_mut()?.follower.failure().await
+    }
+
+    async fn snapshot(&mut self) -> Result<(), Error> {
+        self.snapshotted = Some(snapshot(&self.options, self.number, self.journal).await?);
+        Ok(())
+    }
+
+    async fn copy(&mut self) -> Result<(), Error> {
+        let snapshotted = take_state(&mut self.snapshotted)?;
+        let (options, reporter) = (&self.options, &self.reporter);
+        let created = create(options, self.number, self.journal, snapshotted, self.clients.as_mut(), reporter).await?;
+        self.created = Some(created);
+        Ok(())
+    }
+
+    async fn catch_up(&mut self) -> Result<(), Error> {
+        let CreatedTarget { inventory, definitions, captured, horizon } = take_state(&mut self.created)?;
+        let record = self.journal.record();
+        let slot = record.slot_of(self.number);
+        let schedule = (record.capture == Capture::Statements).then_some(self.options.schedule);
+        let feed = match captured {
+            Some((recording, seen)) => Feed::Proxy(recording, seen, schedule),
+            None => Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: 0, horizon },
+        };
+        let clients = self.clients.take();
+        self.following = Some(follow(&self.options, feed, inventory, definitions, clients, &self.reporter).await?);
+        self.horizon = horizon;
+        Ok(())
+    }
+
+    async fn create_foreign_keys(&mut self) -> Result<(), Error> {
+        if self.horizon == 0 {
+            return Ok(());
+        }
+        let dump = self.journal.lock().dump_path(self.number);
+        let following = state_mut(&mut self.following)?;
+        create_foreign_keys(&self.options, following, &dump, &self.reporter).await?;
+        self.journal.lock().record_horizon_passed(self.number)
+    }
+
+    async fn compare(&mut self) -> Result<(), Error> {
+        let Options { source, target, .. } = &self.options;
+        compare_between(&self.options, state_mut(&mut self.following)?, source, target, &self.reporter).await
+    }
+
+    async fn prepare(&mut self) -> Result<(), Error> {
+        if let Some(error) = self.failure().await {
+            return Err(error);
+        }
+        let (following, direction) = (take_state(&mut self.following)?, Direction::forward(&self.options));
+        let witness = self.witness.clone();
+        self.prepared = Some(switch::prepare(&self.options, self.journal, following, &direction, witness).await?);
+        Ok(())
+    }
+
+    async fn switch_over(&mut self) -> Result<(), Error> {
+        let (prepared, direction) = (take_state(&mut self.prepared)?, Direction::forward(&self.options));
+        self.switched = Some(switch::switch(&self.options, self.journal, prepared, &direction, &self.reporter).await?);
+        Ok(())
+    }
+
+    async fn settle(&mut self) -> Result<(), Error> {
+        let options = self.command.recorded_in(&self.journal.record())?;
+        let left = self.switched.take().map(|(_, left)| left);
+        settle::settle(&options, self.journal, left, &self.reporter).await
+    }
+
+    /// Closes the proxy's sessions on a target.
+    async fn abandon(&mut self) -> Result<(), Error> {
+        removal::abandon_sessions(self.command).await;
+        Ok(())
+    }
+
+    async fn clean_source(&mut self) -> Result<(), Error> {
+        removal::clean_source(self.command, &self.journal.record()).await
+    }
+
+    async fn drop_databases(&mut self) -> Result<(), Error> {
+        removal::drop_databases(self.command, &self.journal.record()).await
+    }
+}
+
+/// Takes the state that an earlier phase left.
+///
+/// # Errors
+///
+/// That phase has not run.
+pub(crate) fn take_state<T>(state: &mut Option<T>) -> Result<T, Error> {
+    state.take().ok_or_else(out_of_order)
+}
+
+/// Borrows the state that an earlier phase left.
+///
+/// # Errors
+///
+/// That phase has not run.
+pub(crate) fn state_mut<T>(state: &mut Option<T>) -> Result<&mut T, Error> {
+    state.as_mut().ok_or_else(out_of_order)
+}
+
+fn out_of_order() -> Error {
+    Error::WrongPhase("a phase of the migration runs before the one that it needs".into())
+}
