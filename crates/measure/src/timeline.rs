@@ -393,7 +393,7 @@ mod tests {
         std::fs::write(&path, &text).unwrap();
         let timeline = Timeline::open(&[&path]).unwrap();
         assert_eq!((timeline.operations.len(), timeline.other_lines), (4, 2));
-        std::fs::write(&path, text.replace("\"v\":1", "\"v\":2")).unwrap();
+        std::fs::write(&path, text.replace(&format!("\"v\":{VERSION}"), &format!("\"v\":{}", VERSION + 1))).unwrap();
         assert!(matches!(Timeline::open(&[&path]), Err(Error::Mismatch(_))));
         assert!(matches!(Timeline::open(&[dir.path().join("gone")]), Err(Error::File { .. })));
     }

@@ -9,7 +9,7 @@ use crate::report::Report;
 use crate::target::Target;
 use stillpoint_patch_tracee::{Process, Session};
 
-/// What the phases of an operation work with.
+/// Objects that the phases of an operation work with.
 pub(crate) struct Context<'o, 's, 'r> {
     pub(crate) session: &'o mut Session<'s>,
     pub(crate) process: &'o Process,

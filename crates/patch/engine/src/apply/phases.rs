@@ -52,7 +52,7 @@ pub(super) fn phases<'o, 's: 'o, 'r: 'o>() -> [Phase<PatchOperation<'o, 's, 'r>>
 /// Index of the phase from which on a transition is recorded in the target.
 pub(super) const BEGIN: usize = 2;
 
-/// What an operation is to do.
+/// Task of an operation.
 pub(super) enum Request<'o> {
     /// Apply this patch; with the results of checks that were made when the ledger had this length.
     Apply(&'o Signed, Option<(usize, CheckResult)>),

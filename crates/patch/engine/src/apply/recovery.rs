@@ -12,7 +12,7 @@ use stillpoint_operation::{run_blocking, undo_blocking};
 use stillpoint_patch_format::Scope;
 use stillpoint_patch_insn::DispatchState;
 
-/// What is done with a transition that was left.
+/// End of a transition that a killed tool left.
 enum Direction {
     /// The deciding byte was written: only the last phase is missing.
     Complete,
