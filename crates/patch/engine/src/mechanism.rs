@@ -28,7 +28,7 @@ impl<'s, 'r> Context<'_, 's, 'r> {
 
 /// Result of a migration.
 #[derive(Debug, Default)]
-pub(crate) struct Migrated {
+pub(crate) struct MigrationResult {
     /// Number of threads.
     pub(crate) threads: u32,
     /// Threads that keep the old version, each with the code in which it stays.
@@ -60,14 +60,14 @@ pub(crate) trait Mechanism<'o, 's, 'r> {
     fn disarm(&mut self, transition: &Transition) -> Result<(), Error>;
 
     /// Moves the threads to the new side; those that change together are moved and decided in one moment.
-    fn migrate(&mut self, transition: &Transition) -> Result<Migrated, Error>;
+    fn migrate(&mut self, transition: &Transition) -> Result<MigrationResult, Error>;
 
     /// Inverse of [`Mechanism::migrate`]: moves every thread back to the old side; returns the number of threads.
     fn move_back(&mut self, transition: &Transition) -> Result<u32, Error>;
 
     /// Writes the deciding byte, unless the migration has: from now on every thread, also a future one, is on the new side.
-    fn decide(&mut self, transition: &Transition, migrated: &Migrated) -> Result<(), Error>;
+    fn decide(&mut self, transition: &Transition, migrated: &MigrationResult) -> Result<(), Error>;
 
     /// Removes what the decision made superfluous, and records the end.
-    fn commit(&mut self, transition: &Transition, migrated: &Migrated) -> Result<(), Error>;
+    fn commit(&mut self, transition: &Transition, migrated: &MigrationResult) -> Result<(), Error>;
 }

@@ -1,14 +1,8 @@
 //! Processes that an earlier version has patched, and patches that it has built.
 
-use stillpoint_patch_tests::cli::{Run, Stillpoint};
 use stillpoint_patch_tests::skip;
-use stillpoint_patch_tests::victim::{Phase, Program, apply, revert};
+use stillpoint_patch_tests::victim::{Phase, Program, apply, revert, status};
 use stillpoint_testing::binary::{earlier, with};
-
-#[track_caller]
-fn list(pid: i32) -> Run {
-    Stillpoint::new().args(["patch", "list", "--pid"]).arg(pid.to_string()).succeed()
-}
 
 /// The ledger in the target's memory, and the patch's file.
 #[test]
@@ -28,7 +22,8 @@ fn what_an_earlier_version_has_patched_is_read_and_reverted() {
     victim.announce(Phase::Over(1, 2));
     with(earlier, || apply(&patch, victim.pid()).succeed());
     victim.assert_settled(2);
-    assert!(list(victim.pid()).stdout.contains("storm"), "{}", list(victim.pid()));
+    let seen = status(victim.pid()).succeed();
+    assert!(seen.stdout.contains("storm"), "{seen}");
     // on top of the earlier version's
     victim.announce(Phase::Over(2, 3));
     apply(&next, victim.pid()).succeed();

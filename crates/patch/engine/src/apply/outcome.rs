@@ -2,7 +2,7 @@
 
 use crate::event_pump::{self, ended_or};
 use crate::ledger::{Transition, View};
-use crate::mechanism::Migrated;
+use crate::mechanism::MigrationResult;
 use crate::report::{Report, now_ns};
 use crate::target::Target;
 use crate::{Error, Outcome, lookup_redirect};
@@ -21,12 +21,12 @@ pub(crate) fn outcome(
     session: &mut Session<'_>,
     view: &View,
     transition: &Transition,
-    migrated: Migrated,
+    migrated: MigrationResult,
     post: &[Avma],
     report: &mut Report<'_>,
     start: u64,
 ) -> Outcome {
-    let Migrated { threads, staying } = migrated;
+    let MigrationResult { threads, staying } = migrated;
     if staying.is_empty() {
         return committed(process, session, view, transition, threads, post, report, start);
     }

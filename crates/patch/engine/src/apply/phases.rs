@@ -16,7 +16,7 @@ use super::outcome::{call_hooks, outcome, update_lookup_table};
 use super::plan::{Plan, free_state, plan};
 use crate::generation::Generations;
 use crate::ledger::{LedgerError, View};
-use crate::mechanism::{Context, Mechanism, Migrated};
+use crate::mechanism::{Context, Mechanism, MigrationResult};
 use crate::options::{Outcome, ThreadView};
 use crate::report::now_ns;
 use crate::trampoline::Trampolines;
@@ -76,7 +76,7 @@ pub(super) struct PatchOperation<'o, 's, 'r> {
     pub(super) mechanism: Box<dyn Mechanism<'o, 's, 'r> + 'o>,
     request: Request<'o>,
     change: Option<Change>,
-    migrated: Migrated,
+    migrated: MigrationResult,
     /// True if the lookup table holds entries of both sides.
     widened_table: bool,
     faults: &'o Faults,
@@ -114,13 +114,20 @@ impl<'o, 's: 'o, 'r: 'o> PatchOperation<'o, 's, 'r> {
             ThreadView::Trampoline => Box::new(Trampolines::new(cx)),
             ThreadView::Generation => Box::new(Generations::new(cx)),
         };
-        PatchOperation { mechanism, request, change: None, migrated: Migrated::default(), widened_table: false, faults }
+        PatchOperation {
+            mechanism,
+            request,
+            change: None,
+            migrated: MigrationResult::default(),
+            widened_table: false,
+            faults,
+        }
     }
 
     /// Takes over the transition of a killed tool.
     pub(super) fn resume(mechanism: Trampolines<'o, 's, 'r>, faults: &'o Faults, change: Change) -> Self {
         let (mechanism, change) = (Box::new(mechanism), Some(change));
-        let (request, migrated) = (Request::Recover, Migrated::default());
+        let (request, migrated) = (Request::Recover, MigrationResult::default());
         PatchOperation { mechanism, request, change, migrated, widened_table: false, faults }
     }
 

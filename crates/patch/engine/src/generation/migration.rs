@@ -3,7 +3,7 @@
 use super::kernel;
 use super::points::PointMigration;
 use crate::error::Busy;
-use crate::mechanism::Migrated;
+use crate::mechanism::MigrationResult;
 use crate::probe::{Prober, Verdict};
 use crate::report::Report;
 use crate::scan::Forbidden;
@@ -103,7 +103,7 @@ impl Migration {
         report: &mut Report<'_>,
         mut points: Option<&mut PointMigration>,
         deadline: Instant,
-    ) -> Result<Migrated, Error> {
+    ) -> Result<MigrationResult, Error> {
         let process = self.process.clone();
         let walker = Walker::new(&process, self.modules.clone(), self.frames.clone());
         // since when only threads that may stay are left
@@ -138,7 +138,7 @@ impl Migration {
                 if busy.is_empty() {
                     let stays = |tid| Some(Busy { tid, function: self.stays.get(&tid)?.clone() });
                     let staying = self.busy.keys().filter_map(|tid| stays(*tid)).collect();
-                    return Ok(Migrated { threads: threads.len() as u32, staying });
+                    return Ok(MigrationResult { threads: threads.len() as u32, staying });
                 }
                 // seizes threads that wait to be reported as new
                 session.seize_unreported()?;

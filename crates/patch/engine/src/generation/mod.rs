@@ -30,7 +30,7 @@ mod text;
 use crate::apply::plan::Plan;
 use crate::error::Busy;
 use crate::ledger::{NamedSpan, Phase, Record, Transition, View};
-use crate::mechanism::{Context, Mechanism, Migrated};
+use crate::mechanism::{Context, Mechanism, MigrationResult};
 use crate::points::Name;
 use crate::points::abi::Mode;
 use crate::scan::Forbidden;
@@ -95,7 +95,7 @@ impl<'o, 's, 'r> Generations<'o, 's, 'r> {
     }
 
     /// Migrates each thread by itself.
-    fn migrate_each(&mut self, transition: &Transition) -> Result<Migrated, Error> {
+    fn migrate_each(&mut self, transition: &Transition) -> Result<MigrationResult, Error> {
         let forbidden = self.forbidden(&transition.leave, transition);
         // threads that change together wait for each other
         let by_itself = self.rested || matches!(self.cx.options.quiescence, Quiescence::Probe | Quiescence::Local);
@@ -125,7 +125,7 @@ impl<'o, 's, 'r> Generations<'o, 's, 'r> {
     }
 
     /// Migrates and decides while the threads that change together are blocked: in that moment the generation becomes the text of all.
-    fn change_together(&mut self, transition: &Transition) -> Result<Migrated, Error> {
+    fn change_together(&mut self, transition: &Transition) -> Result<MigrationResult, Error> {
         let forbidden = self.forbidden(&transition.leave, transition);
         let Context { session, process, target, options, report } = &mut self.cx;
         let modules = target.modules.clone();
@@ -141,7 +141,7 @@ impl<'o, 's, 'r> Generations<'o, 's, 'r> {
             points.gather(session, report, (modules, frames), &forbidden, generation, decide)
         })?;
         self.is_decided = true;
-        Ok(Migrated { threads, staying: Vec::new() })
+        Ok(MigrationResult { threads, staying: Vec::new() })
     }
 }
 
@@ -243,7 +243,7 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Generations<'o, 's, 'r> {
         kernel::delete(self.cx.process, self.cx.session, self.generation)
     }
 
-    fn migrate(&mut self, transition: &Transition) -> Result<Migrated, Error> {
+    fn migrate(&mut self, transition: &Transition) -> Result<MigrationResult, Error> {
         let migrated = match self.cx.options.quiescence {
             _ if self.points.is_none() => self.migrate_each(transition)?,
             Quiescence::Group(name) => {
@@ -279,7 +279,7 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Generations<'o, 's, 'r> {
 
     /// Writes the record that is the commit point: a tool that finds it goes forward. If threads stay in old code, the record states that
     /// the transition rests, and a tool that finds it leaves all threads in place.
-    fn decide(&mut self, transition: &Transition, migrated: &Migrated) -> Result<(), Error> {
+    fn decide(&mut self, transition: &Transition, migrated: &MigrationResult) -> Result<(), Error> {
         if self.is_decided {
             return Ok(());
         }
@@ -295,7 +295,7 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Generations<'o, 's, 'r> {
     }
 
     /// Makes the generation the text of all, unless threads stay in old code.
-    fn commit(&mut self, transition: &Transition, migrated: &Migrated) -> Result<(), Error> {
+    fn commit(&mut self, transition: &Transition, migrated: &MigrationResult) -> Result<(), Error> {
         if !migrated.staying.is_empty() {
             return Ok(());
         }

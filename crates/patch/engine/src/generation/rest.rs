@@ -5,7 +5,7 @@ use super::points::PointMigration;
 use super::text::{occupied, resting, resting_error, sees_new_side};
 use crate::apply::outcome::{outcome, update_lookup_table};
 use crate::ledger::{Phase, Record, Transition, View};
-use crate::mechanism::{Context, Mechanism, Migrated};
+use crate::mechanism::{Context, Mechanism, MigrationResult};
 use crate::report::now_ns;
 use crate::{Error, Outcome, Quiescence};
 use stillpoint_patch_format::Avma;
@@ -88,7 +88,7 @@ fn following_hooks(view: &View, transition: &Transition) -> Vec<Avma> {
 
 impl Generations<'_, '_, '_> {
     /// Continues from the resting state: at quiescence points if that is requested, otherwise by probing.
-    fn go_on(&mut self, transition: &Transition) -> Result<Migrated, Error> {
+    fn go_on(&mut self, transition: &Transition) -> Result<MigrationResult, Error> {
         self.points = match self.cx.options.quiescence {
             Quiescence::Local => PointMigration::find(self.cx.target)?,
             _ => None,

@@ -11,6 +11,7 @@ use crate::scan::Forbidden;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use stillpoint_base::Backoff;
 use stillpoint_events::patch;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Event, Memory, Pid, ProcessOrigin, Stop, StopRequest, Tid};
@@ -31,7 +32,7 @@ pub(super) enum Direction {
 /// One thread to be moved.
 pub(super) struct PendingThread {
     next_check: Instant,
-    wait: Duration,
+    wait: Backoff,
     /// True if its stop was requested and is still to come.
     pub(super) stop_requested: bool,
     location: Option<String>,
@@ -376,7 +377,7 @@ impl PendingThread {
     pub(super) fn new() -> Self {
         PendingThread {
             next_check: Instant::now(),
-            wait: RETRY_INTERVAL_MIN,
+            wait: Backoff::new(RETRY_INTERVAL_MIN * 2, RETRY_INTERVAL_MAX),
             stop_requested: false,
             location: None,
             stack_walked: false,
@@ -385,8 +386,7 @@ impl PendingThread {
 
     /// Delays the next examination.
     fn postpone(&mut self) {
-        self.wait = (self.wait * 2).min(RETRY_INTERVAL_MAX);
-        self.next_check = Instant::now() + self.wait;
+        self.next_check = Instant::now() + self.wait.next_wait();
         self.stop_requested = false;
     }
 
@@ -394,8 +394,7 @@ impl PendingThread {
     pub(super) fn update_location(&mut self, before: String) -> bool {
         let now = Instant::now();
         if self.next_check <= now {
-            self.wait = (self.wait * 2).min(RETRY_INTERVAL_MAX);
-            self.next_check = now + self.wait;
+            self.next_check = now + self.wait.next_wait();
         }
         self.location.replace(before.clone()) != Some(before)
     }

@@ -29,7 +29,7 @@ mod stop;
 use crate::apply::plan::Plan;
 use crate::event_pump::Window;
 use crate::ledger::{LedgerError, NamedSpan, Phase, Record, Span, Transition, View};
-use crate::mechanism::{Context, Mechanism, Migrated};
+use crate::mechanism::{Context, Mechanism, MigrationResult};
 use crate::points::Library;
 use crate::points::abi::GatherOutcome;
 use crate::probe::Prober;
@@ -251,7 +251,7 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Trampolines<'o, 's, 'r> {
         self.in_phase("restore", |m| m.write_entries(&restored, "restore", deadline))
     }
 
-    fn migrate(&mut self, transition: &Transition) -> Result<Migrated, Error> {
+    fn migrate(&mut self, transition: &Transition) -> Result<MigrationResult, Error> {
         let (how, deadline) = (self.quiescence, self.deadline);
         if how != Quiescence::Probe {
             self.await_suspended(transition, deadline)?;
@@ -267,7 +267,7 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Trampolines<'o, 's, 'r> {
             Quiescence::Stop => self.in_phase("stop", |m| m.stop_all(transition, deadline))?,
             _ => self.migrate_at_points(transition, how, deadline)?,
         };
-        Ok(Migrated { threads, staying: Vec::new() })
+        Ok(MigrationResult { threads, staying: Vec::new() })
     }
 
     fn move_back(&mut self, transition: &Transition) -> Result<u32, Error> {
@@ -282,12 +282,12 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Trampolines<'o, 's, 'r> {
         self.set_state(transition, DispatchState::AllOtherwise).map(|()| threads)
     }
 
-    fn decide(&mut self, transition: &Transition, _migrated: &Migrated) -> Result<(), Error> {
+    fn decide(&mut self, transition: &Transition, _migrated: &MigrationResult) -> Result<(), Error> {
         self.set_state(transition, DispatchState::AllThen)
     }
 
     /// Turns entries into direct jumps. A failure here leaves the new side active.
-    fn commit(&mut self, transition: &Transition, _migrated: &Migrated) -> Result<(), Error> {
+    fn commit(&mut self, transition: &Transition, _migrated: &MigrationResult) -> Result<(), Error> {
         self.settle_request(GatherOutcome::Released)?;
         let direct: Vec<_> = transition.sites.iter().map(|s| (s, s.to.bytes)).collect();
         let deadline = Instant::now() + COMPLETE_TIMEOUT;

@@ -7,6 +7,7 @@ use crate::ledger::Transition;
 use crate::scan::Forbidden;
 use crate::{Error, suspended_frames};
 use std::time::Instant;
+use stillpoint_base::Backoff;
 use stillpoint_events::patch;
 use stillpoint_patch_insn::DispatchState;
 
@@ -15,7 +16,7 @@ impl Trampolines<'_, '_, '_> {
     pub(super) fn stop_all(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
         let forbidden = self.forbidden(&transition.leave, transition);
         self.walker.prepare();
-        let mut wait = RETRY_INTERVAL_MIN;
+        let mut wait = Backoff::new(RETRY_INTERVAL_MIN, RETRY_INTERVAL_MAX);
         loop {
             let Some(busy) = self.stop_once(transition, &forbidden)? else {
                 return Ok(self.cx.session.threads().len() as u32);
@@ -26,8 +27,7 @@ impl Trampolines<'_, '_, '_> {
             if Instant::now() > deadline {
                 return Err(Error::TimedOut { busy });
             }
-            self.serve(Instant::now() + wait)?;
-            wait = (wait * 2).min(RETRY_INTERVAL_MAX);
+            self.serve(Instant::now() + wait.next_wait())?;
         }
     }
 
