@@ -60,7 +60,7 @@ mod trampoline;
 mod uprobes;
 mod walk;
 
-pub use apply::{Prediction, apply, check, recover_only, revert};
+pub use apply::{Prediction, apply, check, revert};
 pub use debuggers::{DebuggerFiles, debugger_files};
 pub use error::{Busy, Error, ServiceState};
 pub use generation::Generation;

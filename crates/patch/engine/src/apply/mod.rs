@@ -17,7 +17,7 @@ mod resolve;
 
 use crate::event_pump::{ended_or, traced};
 use crate::generation::{self, RestRequest, RestResult};
-use crate::ledger::{OpenTransition, Phase, Transition, View};
+use crate::ledger::{Transition, View};
 use crate::mechanism::Context;
 use crate::report::{Observer, Report, now_ns};
 use crate::target::Target;
@@ -85,24 +85,6 @@ fn already_applied(report: &mut Report<'_>, signed: &Signed) -> Outcome {
     let what = format!("patch {} is already applied", signed.patch.name);
     report.event(EventKind::AlreadyThere { what: what.clone() });
     Outcome::AlreadyThere(what)
-}
-
-/// Completes or rolls back the transition of a killed tool in `pid`; returns true if there was one.
-///
-/// # Errors
-/// [`Error::service_state`] of the error states if the transition is unchanged or still unfinished.
-pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Result<bool, Error> {
-    let mut report = Report::new(observer, pid, "recover");
-    let mut target = Target::open(pid)?;
-    let rests = |open: &OpenTransition| open.phase == Some(Phase::Resting);
-    if target.view.unfinished.as_ref().is_none_or(rests) {
-        return Ok(false);
-    }
-    let process = target.process.clone();
-    traced(&process, |session| {
-        let cx = Context { session, process: &process, target: &mut target, options, report: &mut report };
-        recover(cx, |_, _| false).map(|_| true)
-    })
 }
 
 /// Reverts patches, as one transition for each module concerned.
