@@ -234,11 +234,16 @@ pub(crate) fn traced<T: Send>(
     result.map_err(Error::from).and_then(|inner| inner).map_err(|error| ended_or(process, error))
 }
 
-/// Returns [`Error::Ended`] if the process is gone, otherwise the given error.
+/// Returns [`Error::Ended`] if the process has ended, otherwise the given error.
 pub(crate) fn ended_or(process: &Process, error: Error) -> Error {
     match error {
-        Error::Tracee(tracee::Error::Exec(pid)) => Error::Ended(pid),
-        _ if !process.is_alive() => Error::Ended(process.pid()),
+        Error::Ended(pid) => Error::Ended(pid),
+        _ if has_ended(process, &error) => Error::Ended(process.pid()),
         other => other,
     }
+}
+
+/// Returns true if the process has ended or runs another program, as the error says or as the process itself shows.
+pub(crate) fn has_ended(process: &Process, error: &Error) -> bool {
+    matches!(error, Error::Ended(_) | Error::Tracee(tracee::Error::Exec(_))) || !process.is_alive()
 }

@@ -140,7 +140,7 @@ fn instants(victim: &Victim, patch: &std::path::Path) -> Vec<Duration> {
     let start = Instant::now();
     apply(patch, victim.pid()).succeed();
     let whole = start.elapsed();
-    let count = if soak() { 50 } else { 6 };
+    let count = 50;
     (0..count).map(|i| whole.mul_f64(f64::from(i) / f64::from(count))).collect()
 }
 

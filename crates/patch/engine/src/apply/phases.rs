@@ -14,6 +14,7 @@ use super::checks::{CheckResult, check_view, remaining_patches, run_checks};
 use super::inject::{inject, room};
 use super::outcome::{call_hooks, outcome, update_lookup_table};
 use super::plan::{Plan, free_state, plan};
+use crate::event_pump::has_ended;
 use crate::generation::Generations;
 use crate::ledger::{LedgerError, View};
 use crate::mechanism::{Context, Mechanism, MigrationResult};
@@ -96,7 +97,8 @@ impl<'o, 's: 'o, 'r: 'o> Operation for PatchOperation<'o, 's, 'r> {
 
     fn may_undo(&mut self, error: &Error) -> bool {
         let is_decided = self.change.as_ref().is_some_and(|change| self.mechanism.is_decided(&change.plan.transition));
-        if is_decided || matches!(error, Error::Ended(_) | Error::Unfinished { .. }) {
+        let has_ended = has_ended(self.mechanism.context().process, error);
+        if is_decided || has_ended || matches!(error, Error::Unfinished { .. }) {
             return false;
         }
         if self.mechanism.has_begun() {
@@ -173,12 +175,16 @@ impl<'o, 's: 'o, 'r: 'o> PatchOperation<'o, 's, 'r> {
         }
     }
 
-    /// Runs an inverse of the mechanism; nothing is to be undone before the transition is planned.
+    /// Runs an inverse of the mechanism; nothing is to be undone before the transition is planned, nor in a process that has ended.
     fn undo(
         &mut self,
         inverse: impl FnOnce(&mut (dyn Mechanism<'o, 's, 'r> + 'o), &Change) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.change.as_ref().map_or(Ok(()), |change| inverse(&mut *self.mechanism, change))
+        let Some(change) = &self.change else { return Ok(()) };
+        match inverse(&mut *self.mechanism, change) {
+            Err(error) if has_ended(self.mechanism.context().process, &error) => Ok(()),
+            result => result,
+        }
     }
 
     /// Runs the checks that were not run before the process was traced, or whose results are out of date.
