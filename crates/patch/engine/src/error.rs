@@ -181,6 +181,18 @@ pub enum Error {
         /// The diff.
         diff: String,
     },
+    /// The patch changes what an active patch changes, and does not contain the active patch's diffs.
+    #[error("patch {patch} changes `{object}`, and would undo the change that patch {active} has made to it")]
+    Undoes {
+        /// The patch.
+        patch: String,
+        /// Function or constant that both change.
+        object: String,
+        /// The active patch.
+        active: String,
+        /// Diff of the active patch that the other one lacks.
+        diff: Option<String>,
+    },
     /// A patch of that name, but with other contents, is active.
     #[error("another patch with the name {0} is active")]
     NameTaken(String),
@@ -400,6 +412,12 @@ impl Error {
             Error::StopUnsupported => "--quiescence probe, local, group:NAME or global, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",
             Error::NotBased { .. } => "apply the patches of the series in order",
+            Error::Undoes { active, diff, .. } => {
+                let diff = diff.as_deref().unwrap_or("DIFF");
+                return Some(format!(
+                    "patch build with --on-top-of {diff}, or with all diffs at once and --replaces {active}"
+                ));
+            }
             Error::Host(host::Error::Service { service, .. }) if host::systemd::is_booted() => {
                 return Some(format!("systemctl status {service}"));
             }

@@ -89,6 +89,15 @@ pub struct Patch {
     pub warnings: Vec<String>,
 }
 
+impl Patch {
+    /// Returns true if the patch brings all of these diffs or is built upon them; false for none, of which nothing is known.
+    pub fn contains<'a>(&self, diffs: impl IntoIterator<Item = &'a DiffFact>) -> bool {
+        let own = || self.source.diffs.iter().chain(&self.based_on);
+        let mut known = diffs.into_iter().map(|diff| own().any(|other| other.sha256 == diff.sha256)).peekable();
+        known.peek().is_some() && known.all(|is_own| is_own)
+    }
+}
+
 /// Origin of the code of a patch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Source {

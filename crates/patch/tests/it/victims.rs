@@ -182,6 +182,28 @@ fn a_patch_whose_base_is_not_active_is_refused() {
     victim.assert_settled(1);
 }
 
+/// Applies a patch that changes the functions of an active one and does not contain its diff, in both orders.
+#[test]
+fn a_patch_that_would_undo_an_active_one_is_refused() {
+    let program = Program::build("victim");
+    let (second, other) = (program.patch(2), program.patch(3));
+    let mut victim = program.start(&["2"]);
+    for (first, to, name, next) in [(&second, 2, "victim-1-2", &other), (&other, 3, "victim-1-3", &second)] {
+        victim.announce(Phase::Over(1, to));
+        apply(first, victim.pid()).succeed();
+        victim.assert_settled(to);
+        let before = victim.snapshot();
+        assert_refused(&apply(next, victim.pid()).run(), &format!("the change that patch {name} has made"));
+        assert_refused(&apply(next, victim.pid()).arg("--dry-run").run(), name);
+        let check = Stillpoint::new().args(["patch", "check"]).arg(next).arg("--pid").arg(victim.pid()).run();
+        assert!(check.code == Some(3) && check.stderr.contains(&format!("--on-top-of {name}.diff")), "{check}");
+        before.assert_untouched(victim.pid());
+        victim.assert_settled(to);
+        victim.announce(Phase::Over(to, 1));
+        revert(victim.pid()).succeed();
+    }
+}
+
 #[test]
 fn looking_touches_nothing() {
     let program = Program::build("victim");

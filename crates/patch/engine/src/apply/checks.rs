@@ -1,7 +1,7 @@
 //! All checks of a patch that need no stopped thread.
 
 use super::placement_reuse;
-use super::preflight::{Preflight, check_based_on, prepare};
+use super::preflight::{Preflight, check_based_on, check_undoes_none, prepare};
 use super::resolve::resolve;
 use super::{arena, memory_limit};
 use crate::ledger::{Span, View};
@@ -55,6 +55,7 @@ pub(crate) fn run_checks(target: &Target, signed: &Signed, options: &Options) ->
     points::check_points(&target.process, &target.modules, options.quiescence)?;
     check_based_on(view, &below, patch)?;
     let module = &target.modules[prepared.module];
+    check_undoes_none(view, &below, module, patch)?;
     let values = resolve(&target.process, &target.modules, module, view, patch)?;
     let layout = Layout::of(patch);
     let reused = placement_reuse::find(target, signed, options.signer.as_ref(), &prepared, &layout, &values);

@@ -5,8 +5,9 @@ use crate::ledger::{Version, View};
 use crate::uprobes::{no_uprobe, uprobes};
 use crate::{Error, Quiescence};
 use sha2::{Digest, Sha256};
+use std::collections::HashMap;
 use stillpoint_base::crosses_page;
-use stillpoint_patch_format::{Constant, Function, Patch};
+use stillpoint_patch_format::{Avma, Constant, Function, Patch};
 use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
 use stillpoint_patch_tracee::{Module, Process};
 
@@ -79,6 +80,27 @@ pub(crate) fn check_based_on(view: &View, remaining: &[u32], patch: &Patch) -> R
         Some(missing) => Err(Error::NotBased { patch: patch.name.clone(), diff: missing.name.clone() }),
         None => Ok(()),
     }
+}
+
+/// Checks that `patch` contains the diffs of each patch below it that changes the same function or constant: its code takes the place of
+/// theirs.
+pub(crate) fn check_undoes_none(view: &View, below: &[u32], module: &Module, patch: &Patch) -> Result<(), Error> {
+    let functions = patch.functions.iter().map(|f| (&f.name, f.old.start));
+    let constants = patch.constants.iter().map(|c| (&c.name, c.old.start));
+    let changed: HashMap<Avma, &String> =
+        functions.chain(constants).map(|(name, at)| (module.avma(at), name)).collect();
+    for active in below.iter().filter_map(|n| view.patch(*n)).filter(|active| !patch.contains(&active.diffs)) {
+        let functions = active.functions.iter().map(|f| f.old.start);
+        if let Some(object) = functions.chain(active.constants.iter().map(|c| c.at)).find_map(|at| changed.get(&at)) {
+            return Err(Error::Undoes {
+                patch: patch.name.clone(),
+                object: object.to_string(),
+                active: active.name.clone(),
+                diff: active.diffs.iter().find(|diff| !patch.contains([*diff])).map(|diff| diff.name.clone()),
+            });
+        }
+    }
+    Ok(())
 }
 
 fn find_module(process: &Process, modules: &[Module], view: &View, patch: &Patch) -> Result<usize, Error> {

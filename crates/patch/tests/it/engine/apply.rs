@@ -231,7 +231,11 @@ fn stacked_and_replaced() {
         ),
         ("three", "int leaf(int x) { return x + 3; }"),
     ];
-    let [one, two, three] = texts.map(|(name, text)| patch(dir.path(), name, &victim, text, &["-fPIE"]));
+    let [one, two, three] = texts.map(|(name, text)| {
+        let object = object(dir.path(), name, text, &["-fPIE"]);
+        let based_on: &[&str] = if name == "two" { &["one"] } else { &[] };
+        Handmade { based_on, ..Handmade::new(name, &victim, &object) }.file()
+    });
     let mut running = Victim::start(&victim);
     assert_eq!(running.ask(5), "old 6 80 67");
     let pid = running.pid();

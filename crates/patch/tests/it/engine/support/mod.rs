@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stillpoint_patch_engine::{Error, Outcome};
 use stillpoint_patch_format::*;
 
 /// Inputs of a handmade patch.
@@ -22,11 +23,13 @@ pub struct Handmade<'a> {
     /// Names of hooks: pre_apply, post_apply, pre_revert, post_revert.
     pub hooks: [&'a [&'a str]; 4],
     pub scope: Scope,
+    /// Names of the patches that it is built upon.
+    pub based_on: &'a [&'a str],
 }
 
 impl<'a> Handmade<'a> {
     pub fn new(name: &'a str, target: &'a Path, object: &'a Path) -> Self {
-        Handmade { name, target, object, hooks: [&[]; 4], scope: Scope::ThreadLocal }
+        Handmade { name, target, object, hooks: [&[]; 4], scope: Scope::ThreadLocal, based_on: &[] }
     }
 
     /// Builds the patch: it redirects every function of the object that the target has as well.
@@ -61,6 +64,11 @@ impl<'a> Handmade<'a> {
 
 type Elf<'a> = ElfFile64<'a, object::Endianness>;
 
+/// Returns the diff that the patch of a name brings.
+fn diff_of(name: &str) -> DiffFact {
+    DiffFact { name: format!("{name}.diff"), sha256: Sha256::digest(name).into() }
+}
+
 fn empty(name: &str, target: &Elf<'_>, from: &Handmade<'_>) -> Patch {
     let text = target.segments().find(|s| matches!(s.flags(), object::SegmentFlags::Elf { p_flags, .. } if format!("{p_flags:?}").contains('X') || p_flags.0 & 1 != 0));
     let interpreter = target.section_by_name(".interp").is_some();
@@ -74,11 +82,8 @@ fn empty(name: &str, target: &Elf<'_>, from: &Handmade<'_>) -> Patch {
         description: format!("{name}, made by hand"),
         cves: vec![],
         replaces: vec![],
-        source: Source {
-            diffs: vec![DiffFact { name: format!("{name}.diff"), sha256: Sha256::digest(name).into() }],
-            ..Source::default()
-        },
-        based_on: vec![],
+        source: Source { diffs: vec![diff_of(name)], ..Source::default() },
+        based_on: from.based_on.iter().map(|name| diff_of(name)).collect(),
         toolchain: Toolchain::default(),
         target: Target {
             build_id: BuildId(target.build_id().expect("notes are readable").unwrap_or_default().to_vec()),
@@ -274,4 +279,13 @@ pub fn object(dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
 /// Compiles C++ text to an object for a handmade patch.
 pub fn object_cxx(dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
     compile_cxx(dir, &format!("{name}.o"), text, &[&OBJECT, flags].concat())
+}
+
+/// Checks that an operation was carried out.
+pub fn committed(outcome: Result<Outcome, Error>) {
+    match outcome {
+        Ok(Outcome::Committed { .. }) => {}
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => panic!("{error}: {error:?}"),
+    }
 }
