@@ -16,6 +16,16 @@ pub fn bound_command(program: &Path) -> Command {
     command
 }
 
+/// Waits for a child that was not waited for yet.
+///
+/// # Panics
+/// The kernel does not let it be waited for.
+pub fn reap(child: &mut Option<Child>) {
+    if let Some(mut child) = child.take() {
+        child.wait().expect("wait for a child");
+    }
+}
+
 /// A child process that is ended when dropped.
 #[derive(Debug)]
 pub struct ChildGuard {

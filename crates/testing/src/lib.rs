@@ -21,6 +21,7 @@ pub mod child;
 pub mod container;
 pub mod figure;
 pub mod go_tpc;
+mod line_client;
 pub mod machine;
 pub mod packages;
 pub mod port;
@@ -33,6 +34,7 @@ mod unavailable;
 pub mod wait;
 pub mod withholding;
 
+pub use line_client::LineClient;
 pub use unavailable::{Unavailable, WITHHELD_CODE};
 
 use std::io::Write;

@@ -2,6 +2,7 @@
 
 mod docs;
 mod file_access;
+mod helpers;
 mod language;
 mod layers;
 mod layout;
@@ -47,6 +48,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         layers::directions,
         layers::manifests,
         layout::one_home_for_tests,
+        helpers::written_once,
         purity::pure_crates,
         purity::unsafe_only_at_the_edge,
         file_access::opened_in_one_place,

@@ -16,8 +16,8 @@ use stillpoint_events::{Event, EventKind, kernel};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
 use stillpoint_testing::machine::clients::{
-    Client, CountingClient, TimedRequest, append, longest, prepare_mariadb, prepare_units, read_pairs, store_pairs,
-    switch, wait_until_done,
+    CountingClient, TimedRequest, append, longest, prepare_mariadb, prepare_units, read_pairs, store_pairs, switch,
+    wait_until_done,
 };
 use stillpoint_testing::machine::{Guest, Machine};
 
@@ -78,7 +78,7 @@ fn demonstrate(guest: &Guest, tool: &Path, size: &Size) {
         "\n$ stillpoint kernel dropin redis-server\n{}",
         machine.succeed("cat /etc/systemd/system/redis-server.service.d/*")
     );
-    let mut client = Client::connect(&machine, 6379);
+    let mut client = machine.client(6379);
     store_pairs(&mut client, size.keys);
     let pulses = CountingClient::of_all(&machine, &UNITS, size.clients, REQUEST_INTERVAL);
     println!("\n{} clients outside, one connection each; {} keys", pulses.len() + 1, size.keys);

@@ -2,10 +2,10 @@
 //! kernel does, without a firmware that may clear the memory of the images.
 
 use std::time::{Duration, Instant};
+use stillpoint_testing::LineClient;
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Client, CountingClient, append, place_images_in_memory, prepare_units, read_pairs, store_pairs, switch,
-    wait_until_done,
+    CountingClient, append, place_images_in_memory, prepare_units, read_pairs, store_pairs, switch, wait_until_done,
 };
 use stillpoint_testing::machine::{Guest, Machine, Shape};
 
@@ -19,7 +19,7 @@ const UNUSED_PROCESSOR_TEXT: &str = "the processor that the firmware starts with
 /// redis and memcached under load, while next kernels panic.
 struct LoadedMachine {
     machine: Machine,
-    client: Client,
+    client: LineClient,
     pulses: [CountingClient; 2],
     from: String,
     to: String,
@@ -38,7 +38,7 @@ impl LoadedMachine {
         let mut machine = Machine::boot_as(guest, from, stillpoint(), shape);
         prepare_units(&mut machine, &["memcached", "redis-server"]);
         machine.succeed("sed -i '1i crash-kernel = true' /etc/stillpoint/kernel.toml");
-        let mut client = Client::connect(&machine, 6379);
+        let mut client = machine.client(6379);
         store_pairs(&mut client, KEYS);
         let pulses = [
             CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),

@@ -3,8 +3,7 @@
 use std::time::Duration;
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Client, CountingClient, append, longest, prepare_units, read_pairs, store_pairs, switch, wait_until_done,
-    wait_until_state,
+    CountingClient, append, longest, prepare_units, read_pairs, store_pairs, switch, wait_until_done, wait_until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, Output, Shape};
 use stillpoint_testing::skipped;
@@ -59,7 +58,7 @@ fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
     append(&mut machine, "kho=off");
     refused(&mut machine, to, &format!("{to} cannot take memory over: its command line has no kho=on"));
     append(&mut machine, "");
-    let mut client = Client::connect(&machine, 6379);
+    let mut client = machine.client(6379);
     store_pairs(&mut client, KEYS);
     let pulses = [
         CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
@@ -93,7 +92,7 @@ fn units_start_from_their_files_when_no_process_hands_their_images_on() {
     let Some(guest) = guest() else { return };
     let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
     let mut machine = boot(&guest, HANDOVER_ARGUMENTS);
-    store_pairs(&mut Client::connect(&machine, 6379), KEYS);
+    store_pairs(&mut machine.client(6379), KEYS);
     machine.succeed("redis-cli save");
     for (fault, ends_on, why) in [
         ("stillpoint.initrd=panic", from, "this kernel was not started by a kexec"),
@@ -104,7 +103,7 @@ fn units_start_from_their_files_when_no_process_hands_their_images_on() {
         let journal = wait_until_state(&mut machine, "cold");
         assert!(journal.contains(why), "{journal}");
         machine.run_until_success("redis-cli ping");
-        read_pairs(&mut Client::connect(&machine, 6379), KEYS);
+        read_pairs(&mut machine.client(6379), KEYS);
         assert_eq!(machine.succeed("nft list tables"), "");
         assert_nothing_left(&mut machine);
     }

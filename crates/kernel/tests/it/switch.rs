@@ -2,11 +2,11 @@
 //! from each fault; in pieces with `SOAK_PIECES`.
 
 use std::time::Duration;
+use stillpoint_testing::LineClient;
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::machine::clients::{
-    Client, CountingClient, NewConnections, POSTGRESQL, Postgresql, append, longest, place_images_in_memory,
-    prepare_mariadb, prepare_postgresql, prepare_units, read_pairs, store_pairs, switch, wait_until_done,
-    wait_until_state,
+    CountingClient, NewConnections, POSTGRESQL, Postgresql, append, longest, place_images_in_memory, prepare_mariadb,
+    prepare_postgresql, prepare_units, read_pairs, store_pairs, switch, wait_until_done, wait_until_state,
 };
 use stillpoint_testing::machine::{Guest, Machine, Shape, emulated};
 use stillpoint_testing::skipped;
@@ -38,7 +38,7 @@ fn install_firewall(machine: &mut Machine) {
 struct LoadedMachine {
     machine: Machine,
     /// A connection from before all switches.
-    client: Client,
+    client: LineClient,
     pulses: Vec<CountingClient>,
 }
 
@@ -59,7 +59,7 @@ impl LoadedMachine {
             }
         }
         order_units(&mut machine);
-        let mut client = Client::connect(&machine, 6379);
+        let mut client = machine.client(6379);
         store_pairs(&mut client, KEYS);
         let pulses = CountingClient::of_all(&machine, units, clients, REQUEST_INTERVAL)
             .into_iter()
@@ -270,12 +270,12 @@ fn units_whose_memory_still_comes_stop_and_start() {
         machine.succeed(&format!("sysctl -q -w kernel.pid_max=4194304 kernel.ns_last_pid={LAST_PID}"));
         prepare_units(&mut machine, &["memcached", "redis-server"]);
         machine.succeed("sed -i '1i fill-rate = 1' /etc/stillpoint/kernel.toml");
-        let mut client = Client::connect(&machine, 6379);
+        let mut client = machine.client(6379);
         store_pairs(&mut client, KEYS);
         // memory that takes a minute to fetch
         let fat = "for n = 1, 60000 do redis.call('SET', 'fat' .. n, string.rep('x', 960)) end";
         machine.succeed(&format!("redis-cli EVAL \"{fat}\" 0"));
-        let mut other = Client::connect(&machine, 11211);
+        let mut other = machine.client(11211);
         let value = "y".repeat(1_000_000);
         for n in 0..60 {
             assert_eq!(other.ask(&format!("set fat{n} 0 0 {}\r\n{value}", value.len())), "STORED");
@@ -301,8 +301,8 @@ fn units_whose_memory_still_comes_stop_and_start() {
         machine.succeed("systemctl restart memcached");
         machine.run_until_success("redis-cli ping | grep -q PONG");
         assert_eq!(machine.succeed("redis-cli --raw DBSIZE"), (KEYS + 60_000).to_string());
-        read_pairs(&mut Client::connect(&machine, 6379), KEYS);
-        assert_eq!(Client::connect(&machine, 11211).ask("get fat1"), "END");
+        read_pairs(&mut machine.client(6379), KEYS);
+        assert_eq!(machine.client(11211).ask("get fat1"), "END");
         let journal = wait_until_done(&mut machine);
         assert!(journal.contains("\"why\": null"), "{journal}");
         println!("{journal}");
@@ -334,7 +334,7 @@ fn every_pair_of_kernels_goes_forward() {
     for (from, to) in cases_of_part(guest.kernels.iter().enumerate().flat_map(later).collect()) {
         let mut machine = Machine::boot(&guest, from, stillpoint());
         prepare_units(&mut machine, &["memcached", "redis-server"]);
-        let mut client = Client::connect(&machine, 6379);
+        let mut client = machine.client(6379);
         store_pairs(&mut client, KEYS);
         let pulses = [
             CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
@@ -479,7 +479,7 @@ fn images_in_memory_outlive_kernels() {
     emulated(|guest| {
         let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
         let mut machine = with_a_region(guest, from);
-        let mut client = Client::connect(&machine, 6379);
+        let mut client = machine.client(6379);
         store_pairs(&mut client, KEYS);
         let pulses = [
             CountingClient::redis(&machine, "pulse", REQUEST_INTERVAL),
@@ -512,7 +512,7 @@ fn units_start_from_their_files_when_memory_has_lost_their_images() {
     emulated(|guest| {
         let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
         let mut machine = with_a_region(guest, from);
-        let mut client = Client::connect(&machine, 6379);
+        let mut client = machine.client(6379);
         store_pairs(&mut client, KEYS);
         machine.succeed("redis-cli save");
         append(&mut machine, "stillpoint.initrd=forget");
@@ -520,7 +520,7 @@ fn units_start_from_their_files_when_memory_has_lost_their_images() {
         let journal = wait_until_state(&mut machine, "cold");
         assert!(journal.contains("the memory has lost the images, as after a loss of power"), "{journal}");
         machine.run_until_success("redis-cli ping");
-        read_pairs(&mut Client::connect(&machine, 6379), KEYS);
+        read_pairs(&mut machine.client(6379), KEYS);
         assert_eq!(machine.succeed("nft list tables"), "");
     });
 }

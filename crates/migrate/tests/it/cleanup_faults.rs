@@ -5,7 +5,7 @@
 use rustix::process::Signal;
 use std::time::Duration;
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_tests::{CommandResult, Fault, Moment, Random, Testbed, Trial};
+use stillpoint_migrate_tests::{Fault, Moment, Random, Testbed, Trial};
 use stillpoint_testing::{
     postgresql::{Cluster, available},
     wait::until,
@@ -20,13 +20,6 @@ const ATTEMPTS: usize = 8;
 fn quiet(back: bool) -> Trial {
     let moment = Moment { phase: None, after: Duration::ZERO };
     Trial { back, fault: Fault::None, moment, isolation: Isolation::RepeatableRead, seed: 17 }
-}
-
-#[track_caller]
-fn succeeds(testbed: &Testbed, words: &[&str]) -> CommandResult {
-    let ended = testbed.run(words);
-    assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
-    ended
 }
 
 /// Kills a command, each time later, until it ends before that; returns how often it was killed.
@@ -76,12 +69,12 @@ fn run_is_killed_while_it_settles() {
             assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())));
             let cut_off = count(&testbed.source, "postgres", "pg_replication_slots") == "1";
             if round % 2 == 0 {
-                succeeds(testbed, &RUN);
+                testbed.succeed(&RUN);
                 assert_eq!(count(&testbed.source, "postgres", "pg_replication_slots"), "0", "it settles again");
             }
             until("the source to be shut", || is_shut(&testbed.source).then_some(()));
             // With the commits of clients on the target, also if no `run` has settled.
-            succeeds(testbed, &FALLBACK);
+            testbed.succeed(&FALLBACK);
             testbed.assert_clean();
             usize::from(cut_off)
         });
@@ -170,7 +163,7 @@ fn something_fails_between_the_switch_and_the_way_back() {
         Fault::StallTarget,
     ] {
         Trial { fault, ..quiet(true) }.under_load(&mut testbed, |testbed| {
-            succeeds(testbed, &RUN);
+            testbed.succeed(&RUN);
             let bystander = testbed.tool(&["status"]);
             fault.strike(testbed, &bystander, &mut random);
             drop(bystander);

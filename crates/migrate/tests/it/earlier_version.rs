@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use std::time::Duration;
-use stillpoint_migrate_tests::{CommandResult, Moment, Testbed, Trial};
+use stillpoint_migrate_tests::{Moment, Testbed, Trial};
 use stillpoint_testing::{
     binary::{earlier, with},
     postgresql::available,
@@ -10,13 +10,6 @@ use stillpoint_testing::{
 };
 
 const RUN: [&str; 3] = ["run", "--share", "0"];
-
-#[track_caller]
-fn succeeds(testbed: &Testbed, words: &[&str]) -> CommandResult {
-    let ended = testbed.run(words);
-    assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
-    ended
-}
 
 fn killed_in(testbed: &Testbed, phase: &'static str) {
     let mut tool = testbed.tool(&RUN);
@@ -40,19 +33,19 @@ fn what_an_earlier_version_has_begun_is_completed_rolled_back_or_aborted() {
         with(earlier, || Trial::prepare(&testbed));
         for phase in ["copy", "catch-up"] {
             with(earlier, || killed_in(&testbed, phase));
-            succeeds(&testbed, &["abort"]);
+            testbed.succeed(&["abort"]);
             testbed.assert_clean();
             with(earlier, || killed_in(&testbed, phase));
-            succeeds(&testbed, &RUN);
+            testbed.succeed(&RUN);
             assert_eq!(testbed.standing(), (Some("switched".into()), Some("target".into())), "{phase}");
-            succeeds(&testbed, &["fallback"]);
+            testbed.succeed(&["fallback"]);
             testbed.assert_clean();
         }
-        with(earlier, || succeeds(&testbed, &RUN));
-        succeeds(&testbed, &["fallback"]);
+        with(earlier, || testbed.succeed(&RUN));
+        testbed.succeed(&["fallback"]);
         testbed.assert_clean();
-        with(earlier, || succeeds(&testbed, &RUN));
-        succeeds(&testbed, &["finish"]);
+        with(earlier, || testbed.succeed(&RUN));
+        testbed.succeed(&["finish"]);
         assert_eq!(testbed.standing(), (None, Some("target".into())));
         testbed.kill_proxy();
     }

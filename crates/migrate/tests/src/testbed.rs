@@ -256,6 +256,14 @@ impl Testbed {
         self.tool(words).end()
     }
 
+    /// Runs such a command, which must succeed.
+    #[track_caller]
+    pub fn succeed(&self, words: &[&str]) -> CommandResult {
+        let ended = self.run(words);
+        assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
+        ended
+    }
+
     /// The first JSON object that such a command prints; null if it prints none.
     pub fn ask(&self, words: &[&str]) -> serde_json::Value {
         let output = self.command(words).output().expect("run stillpoint");
@@ -285,6 +293,13 @@ impl Testbed {
     }
 }
 
+/// Sends a signal to a child, which may have ended by itself.
+fn signal_child(child: &Child, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(child.id() as i32) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
 impl Proxy {
     /// Waits until it reports an event; false if it ended before.
     fn wait_for_event(&self, event: &str) -> bool {
@@ -293,10 +308,7 @@ impl Proxy {
     }
 
     fn signal(&self, signal: Signal) {
-        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
-            // It may have ended by itself.
-            let _ = kill_process(pid, signal);
-        }
+        signal_child(&self.child, signal);
     }
 
     /// Exit status, if it has ended.
@@ -361,10 +373,7 @@ impl Tool {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
-            // It may have ended by itself.
-            let _ = kill_process(pid, signal);
-        }
+        signal_child(&self.child, signal);
     }
 
     /// Exit status, if it has ended.

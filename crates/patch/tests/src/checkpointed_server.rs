@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use stillpoint_testing::child::reap;
 use tempfile::TempDir;
 
 /// Returns a criu that works on this kernel, or the reason why there is none.
@@ -79,21 +80,15 @@ impl CheckpointedServer {
 
     /// Waits until it has ended with its checkpoint: its process id is free only then.
     pub fn until_gone(&mut self) {
-        self.reap();
+        reap(&mut self.child);
         wait::until("it to be gone", || (!Path::new(&format!("/proc/{}", self.pid)).exists()).then_some(()));
-    }
-
-    fn reap(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.wait().expect("wait for a child");
-        }
     }
 }
 
 impl Drop for CheckpointedServer {
     fn drop(&mut self) {
         let _ = Command::new("kill").args(["-KILL", &self.pid.to_string()]).stderr(Stdio::null()).status();
-        self.reap();
+        reap(&mut self.child);
     }
 }
 

@@ -2,13 +2,14 @@
 
 use super::qemu::POLL_INTERVAL;
 use super::{Machine, PortAccess};
+use crate::LineClient;
 use crate::soak::is_soak;
 use crate::wait;
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,58 +80,17 @@ pub fn wait_until_single_process(machine: &mut Machine, unit: &str) {
     machine.run_until_success(&format!("systemctl is-active -q {unit} && test $(wc -l <{processes}) = 1"));
 }
 
-/// A client that sends lines and reads answers.
-pub struct Client {
-    stream: BufReader<TcpStream>,
-}
-
-impl Client {
-    /// Connects from outside of the machine.
+impl Machine {
+    /// Connects a client from outside of the machine.
     #[track_caller]
-    pub fn connect(machine: &Machine, port: u16) -> Client {
-        let stream = machine.connect(port);
-        stream.set_read_timeout(Some(OUTAGE_LIMIT)).expect("set a limit");
-        Client { stream: BufReader::new(stream) }
-    }
-
-    /// Sends one request and returns one line of the answer.
-    #[track_caller]
-    pub fn ask(&mut self, request: &str) -> String {
-        self.send(request);
-        self.line()
-    }
-
-    /// Sends one request and returns one line of the answer, or an error if the server has ended.
-    ///
-    /// # Errors
-    /// The connection has ended, or the time limit has passed.
-    pub fn try_ask(&mut self, request: &str) -> std::io::Result<String> {
-        self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes())?;
-        let mut line = String::new();
-        match self.stream.read_line(&mut line)? {
-            0 => Err(ErrorKind::UnexpectedEof.into()),
-            _ => Ok(line.trim_end().to_owned()),
-        }
-    }
-
-    /// Sends a request whose answer is read later.
-    pub fn send(&mut self, request: &str) {
-        self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes()).expect("send a request");
-    }
-
-    /// Reads one line of an answer.
-    #[track_caller]
-    pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).expect("an answer");
-        assert!(!line.is_empty(), "the connection was closed");
-        line.trim_end().to_owned()
+    pub fn client(&self, port: u16) -> LineClient {
+        LineClient::new(self.connect(port), OUTAGE_LIMIT)
     }
 }
 
 /// Stores `keys` keys.
 #[track_caller]
-pub fn store_pairs(client: &mut Client, keys: u32) {
+pub fn store_pairs(client: &mut LineClient, keys: u32) {
     for n in 0..keys {
         client.send(&format!("SET key{n} {}", format!("{n:08}").repeat(32)));
     }
@@ -141,7 +101,7 @@ pub fn store_pairs(client: &mut Client, keys: u32) {
 
 /// Reads each of them.
 #[track_caller]
-pub fn read_pairs(client: &mut Client, keys: u32) {
+pub fn read_pairs(client: &mut LineClient, keys: u32) {
     for n in 0..keys {
         client.send(&format!("GET key{n}"));
     }
@@ -266,7 +226,7 @@ impl CountingClient {
     /// Starts a client of redis, which counts under a name of its own.
     #[track_caller]
     pub fn redis(machine: &Machine, name: &str, interval: Duration) -> CountingClient {
-        let mut client = Client::connect(machine, 6379);
+        let mut client = machine.client(6379);
         let request = format!("INCR {name}");
         CountingClient::start(interval, move || number(client.ask(&request).trim_start_matches(':')))
     }
@@ -274,7 +234,7 @@ impl CountingClient {
     /// Starts a client of memcached.
     #[track_caller]
     pub fn memcached(machine: &Machine, name: &str, interval: Duration) -> CountingClient {
-        let mut client = Client::connect(machine, 11211);
+        let mut client = machine.client(11211);
         assert_eq!(client.ask(&format!("set {name} 0 0 1\r\n0")), "STORED");
         let request = format!("incr {name} 1");
         CountingClient::start(interval, move || number(&client.ask(&request)))
@@ -343,7 +303,7 @@ impl AcknowledgedCount {
     /// Starts a client of redis, which counts under a name of its own.
     #[track_caller]
     pub fn redis(machine: &Machine, name: &str, interval: Duration) -> AcknowledgedCount {
-        let mut client = Client::connect(machine, 6379);
+        let mut client = machine.client(6379);
         let request = format!("INCR {name}");
         let connection = client.stream.get_ref().try_clone();
         AcknowledgedCount::start(connection, interval, move || {
@@ -430,7 +390,7 @@ impl NewConnections {
                     Err(error) => panic!("a newcomer was sent away: {error}"),
                 };
                 stream.set_read_timeout(Some(OUTAGE_LIMIT)).expect("set a limit");
-                Client { stream: BufReader::new(stream) }.ask(request);
+                LineClient { stream: BufReader::new(stream) }.ask(request);
                 counts.served += 1;
                 std::thread::sleep(CONNECT_INTERVAL);
             }

@@ -2,6 +2,7 @@
 
 use super::program::{Programs, version_with_source};
 use crate::{Unavailable, recipes};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Tests, expected output and library of one version. Tests of another version may name functions that the server does
@@ -25,5 +26,12 @@ impl Regression {
         let tests = recipes::postgres_regress(fetch, &version)?;
         println!("tests and servers are PostgreSQL {version}");
         Ok(Regression { tests, programs: Programs::of_version(&version)? })
+    }
+
+    /// Returns the names of all tests in their order.
+    pub fn schedule(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.tests.join("parallel_schedule")).expect("read the schedule");
+        let lines = text.lines().filter_map(|line| line.strip_prefix("test: "));
+        lines.flat_map(|line| line.split_whitespace().map(str::to_owned)).collect()
     }
 }

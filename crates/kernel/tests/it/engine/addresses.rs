@@ -1,22 +1,23 @@
 //! A restore waits for the addresses that sockets of an image are bound to.
 
-use crate::engine::support::{Client, Redis, criu, kernel, own_network, restore, run, scratch, until};
+use crate::engine::support::{Redis, connect_to, criu, kernel, own_network, restore, run, scratch, until};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use stillpoint_testing::LineClient;
 
 const V4: &str = "10.7.0.1";
 const V6: &str = "fd07::1";
 
 /// Takes a redis that listens at an address into an image, and then removes the address.
 #[track_caller]
-fn taken(criu: &Path, dir: &Path, address: &str) -> Option<(Redis, Client, PathBuf)> {
+fn taken(criu: &Path, dir: &Path, address: &str) -> Option<(Redis, LineClient, PathBuf)> {
     own_network();
     run("ip link add near type veth peer name far && ip link set near up && ip link set far up").expect("a cable");
     let (prefix, quick) = if address == V6 { ("64", "nodad") } else { ("24", "") };
     run(&format!("ip addr add {address}/{prefix} dev near {quick}")).expect("an address");
     let mut redis = Redis::start_with(dir, &["--bind", address])?;
     let at: IpAddr = address.parse().expect("an address");
-    let mut client = Client::connect_to(at, redis.port);
+    let mut client = connect_to(at, redis.port);
     assert_eq!(client.ask("PING"), "+PONG");
     let image = dir.join("image");
     redis.victim.checkpoint(criu, &image, &[]);

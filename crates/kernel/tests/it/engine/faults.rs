@@ -1,7 +1,7 @@
 //! Kills of criu and of programs at the worst moments.
 
 use crate::engine::support::{
-    Client, Redis, children, criu, kernel, kernel_while, kill, logs, restore, scratch, wait_until_gone,
+    Redis, children, connect, criu, kernel, kernel_while, kill, logs, restore, scratch, wait_until_gone,
     wait_until_resident,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -87,7 +87,7 @@ fn a_criu_that_is_killed_in_a_checkpoint_leaves_the_program_and_its_network_as_t
         assert_eq!(kernel(&criu, &["discard", "--image", path]).code, Some(0));
     }
     assert!(lifted > 0, "no moment was one with rules of nftables");
-    assert_eq!(Client::connect(redis.port).ask("PING"), "+PONG");
+    assert_eq!(connect(redis.port).ask("PING"), "+PONG");
 }
 
 /// In each case either the program runs on and there is no image, or there is an image and no program.
@@ -211,5 +211,5 @@ fn a_program_that_dies_while_its_memory_comes_is_said_and_its_image_not_restored
     assert_eq!(refused.code, Some(3), "{refused}");
     assert!(refused.err.contains("older than the files of its program"), "{refused}");
     restore(&criu, &image, &["--again"]);
-    assert_eq!(Client::connect(redis.port).ask("PING"), "+PONG");
+    assert_eq!(connect(redis.port).ask("PING"), "+PONG");
 }

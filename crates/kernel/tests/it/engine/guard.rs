@@ -2,7 +2,7 @@
 //!
 //! Each test has a network namespace of its own: its flushes affect no other test.
 
-use crate::engine::support::{Client, Redis, criu, kernel, kill, logs, own_network, restore, run, scratch, until};
+use crate::engine::support::{Redis, connect, criu, kernel, kill, logs, own_network, restore, run, scratch, until};
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use stillpoint_kernel_switch::{Config, Journal, State, Unit};
+use stillpoint_testing::LineClient;
 use stillpoint_testing::child::ChildGuard;
 
 /// Time within which a reset arrives from this machine.
@@ -159,7 +160,7 @@ fn ports_stay_guarded_when_the_firewall_is_loaded_while_a_kernel_comes_up() {
 /// A program that was taken into an image, and a client whose connection is in it.
 struct CheckpointedRedis {
     redis: Redis,
-    client: Client,
+    client: LineClient,
     dir: tempfile::TempDir,
     criu: PathBuf,
 }
@@ -170,7 +171,7 @@ impl CheckpointedRedis {
         own_network();
         let (criu, dir) = (criu()?, scratch());
         let mut redis = Redis::start(dir.path())?;
-        let mut client = Client::connect(redis.port);
+        let mut client = connect(redis.port);
         assert_eq!(client.ask("PING"), "+PONG");
         redis.victim.checkpoint(&criu, &dir.path().join("image"), &[]);
         Some(CheckpointedRedis { redis, client, dir, criu })

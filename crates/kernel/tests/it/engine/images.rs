@@ -1,6 +1,6 @@
 //! Use of images, and the cost of making them.
 
-use crate::engine::support::{Client, Redis, criu, kernel, restore, scratch, skip, wait_until_resident};
+use crate::engine::support::{Redis, connect, criu, kernel, restore, scratch, skip, wait_until_resident};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -114,7 +114,7 @@ fn a_file_system_without_room_is_refused_before_anything_is_touched() {
 fn an_image_that_is_not_wanted_any_more_goes_with_the_rules_that_kept_its_peers_waiting() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some(mut redis) = Redis::start(dir.path()) else { return };
-    let mut client = Client::connect(redis.port);
+    let mut client = connect(redis.port);
     assert_eq!(client.ask("PING"), "+PONG");
     let image = dir.path().join("image");
     let path = image.to_str().unwrap();

@@ -1,13 +1,14 @@
 //! Restored servers and programs: data, connections, threads, huge pages; and refusals.
 
 use crate::engine::support::{
-    Client, KEYS, Redis, TestProgram, children, compiled, criu, free_port, kernel, kill, logs, program, restore,
+    KEYS, Redis, TestProgram, children, compiled, connect, criu, free_port, kernel, kill, logs, program, restore,
     scratch, until, wait_until_resident,
 };
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use stillpoint_testing::LineClient;
 use stillpoint_testing::packages;
 use stillpoint_testing::skipped;
 
@@ -15,7 +16,7 @@ use stillpoint_testing::skipped;
 fn redis_comes_back_with_its_connections_and_its_data() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some((mut redis, mut client)) = Redis::with_data(dir.path()) else { return };
-    let mut others: Vec<Client> = (0..10).map(|_| Client::connect(redis.port)).collect();
+    let mut others: Vec<LineClient> = (0..10).map(|_| connect(redis.port)).collect();
     let digest = client.ask("DEBUG DIGEST");
     let image = dir.path().join("image");
     let taken = redis.victim.checkpoint(&criu, &image, &[]).event("checkpointed");
@@ -46,7 +47,7 @@ fn redis_comes_back_with_its_connections_and_its_data() {
     redis.victim.checkpoint(&criu, &second, &[]);
     restore(&criu, &second, &["--restore", "eager"]);
     assert_eq!(client.ask("DEBUG DIGEST"), digest);
-    assert_eq!(Client::connect(redis.port).ask("PING"), "+PONG");
+    assert_eq!(connect(redis.port).ask("PING"), "+PONG");
 }
 
 #[test]
@@ -114,7 +115,7 @@ fn a_damaged_image_is_refused_or_ends_the_program_but_is_never_served() {
     assert!(logs(&image).contains("is damaged"), "{}", logs(&image));
     file.write_all_at(&byte, place).unwrap();
     restore(&criu, &image, &["--again"]);
-    assert_eq!(Client::connect(redis.port).ask("PING"), "+PONG");
+    assert_eq!(connect(redis.port).ask("PING"), "+PONG");
 }
 
 #[test]
@@ -205,7 +206,7 @@ fn what_cannot_be_taken_is_refused_by_name() {
     assert!(!image.exists(), "nothing was touched");
 
     let Some(redis) = Redis::start(dir.path()) else { return };
-    let _client = Client::connect(redis.port);
+    let _client = connect(redis.port);
     let pid = redis.victim.pid.to_string();
     let dry = kernel(&criu, &["checkpoint", "--pid", &pid, "--image", path, "--dry-run"]);
     assert_eq!(dry.code, Some(0), "{dry}");
@@ -237,7 +238,7 @@ fn memcached_comes_back_with_its_threads() {
     let port = free_port();
     let mut victim =
         TestProgram::start(&program, &["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()], dir.path());
-    let mut client = Client::connect(port);
+    let mut client = connect(port);
     for n in 0..2000 {
         client.send(&format!("set key{n} 0 0 4000\r\n{}", format!("{n:04}").repeat(1000)));
         assert_eq!(client.line(), "STORED");
@@ -250,7 +251,7 @@ fn memcached_comes_back_with_its_threads() {
         assert_eq!(client.line(), format!("{n:04}").repeat(1000));
         assert_eq!(client.line(), "END");
     }
-    assert!(Client::connect(port).ask("version").starts_with("VERSION"));
+    assert!(connect(port).ask("version").starts_with("VERSION"));
 }
 
 #[test]

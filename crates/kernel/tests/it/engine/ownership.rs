@@ -1,7 +1,7 @@
 //! Images belong to root, from the directory to the last file: a restored program runs with the rights that its image
 //! records.
 
-use crate::engine::support::{Client, Redis, criu, kernel, restore, scratch};
+use crate::engine::support::{Redis, connect, criu, kernel, restore, scratch};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -39,7 +39,7 @@ const DISCARD: &[&str] = &["discard", "--image", "IMAGE"];
 fn an_image_that_another_user_can_change_is_not_restored() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some(mut redis) = Redis::start(dir.path()) else { return };
-    let mut client = Client::connect(redis.port);
+    let mut client = connect(redis.port);
     assert_eq!(client.ask("SET key value"), "+OK");
     let above = dir.path().join("above");
     let image = above.join("image");
@@ -96,14 +96,14 @@ fn an_image_that_another_user_can_change_is_not_restored() {
         let open = fs::symlink_metadata(&path).is_ok_and(|file| file.is_file() && file.mode() & 0o077 != 0);
         assert!(!open, "{}", path.display());
     }
-    assert_eq!(Client::connect(redis.port).ask("GET key"), "$5");
+    assert_eq!(connect(redis.port).ask("GET key"), "$5");
 }
 
 #[test]
 fn an_image_is_made_only_where_no_other_user_can_change_it() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some(redis) = Redis::start(dir.path()) else { return };
-    let mut client = Client::connect(redis.port);
+    let mut client = connect(redis.port);
     assert_eq!(client.ask("PING"), "+PONG");
     let pid = redis.victim.pid.to_string();
     let take = |image: &Path, more: &[&str]| {
@@ -162,7 +162,7 @@ fn what_another_user_put_into_a_directory_is_not_read() {
 fn an_image_that_this_machine_did_not_seal_is_restored_only_if_that_is_asked_for() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some(mut redis) = Redis::start(dir.path()) else { return };
-    let mut client = Client::connect(redis.port);
+    let mut client = connect(redis.port);
     assert_eq!(client.ask("SET key value"), "+OK");
     let image = dir.path().join("image");
     let path = image.to_str().unwrap();
@@ -191,5 +191,5 @@ fn an_image_that_this_machine_did_not_seal_is_restored_only_if_that_is_asked_for
     fs::write(&inventory, whole).unwrap();
     let restored = restore(&criu, &image, &["--trust-image"]);
     assert!(restored.event("warning")["text"].as_str().unwrap().starts_with(warned), "{restored}");
-    assert_eq!(Client::connect(redis.port).ask("GET key"), "$5");
+    assert_eq!(connect(redis.port).ask("GET key"), "$5");
 }

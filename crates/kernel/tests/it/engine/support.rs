@@ -2,15 +2,15 @@
 
 use nix::sched::{CloneFlags, unshare};
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_testing::Unavailable;
+use stillpoint_testing::child::reap;
 use stillpoint_testing::packages::{self, Binary};
+use stillpoint_testing::{LineClient, Unavailable};
 
 /// Limit of a wait, long enough for two busy processors.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -202,15 +202,8 @@ impl TestProgram {
     /// Waits for its end; its number is free only after its parent has reaped it.
     #[track_caller]
     pub(crate) fn wait_until_reaped(&mut self) {
-        self.reap();
+        reap(&mut self.child);
         wait_until_gone(self.pid);
-    }
-
-    /// Waits for a child of ours.
-    pub(crate) fn reap(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.wait().expect("wait for a child");
-        }
     }
 
     pub(crate) fn is_alive(&self) -> bool {
@@ -222,7 +215,7 @@ impl TestProgram {
 impl Drop for TestProgram {
     fn drop(&mut self) {
         kill(self.pid, "KILL");
-        self.reap();
+        reap(&mut self.child);
     }
 }
 
@@ -263,40 +256,14 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// A client of redis or memcached: sends lines, reads answers.
-pub(crate) struct Client {
-    pub(crate) stream: BufReader<TcpStream>,
+/// Connects to a server of this machine, as soon as it listens.
+pub(crate) fn connect(port: u16) -> LineClient {
+    connect_to(Ipv4Addr::LOCALHOST.into(), port)
 }
 
-impl Client {
-    pub(crate) fn connect(port: u16) -> Client {
-        Client::connect_to(Ipv4Addr::LOCALHOST.into(), port)
-    }
-
-    pub(crate) fn connect_to(server: IpAddr, port: u16) -> Client {
-        let stream = until("a server to listen", || TcpStream::connect((server, port)).ok());
-        stream.set_read_timeout(Some(WAIT_TIMEOUT)).expect("set a limit");
-        Client { stream: BufReader::new(stream) }
-    }
-
-    /// Sends one request and returns one line of the answer.
-    #[track_caller]
-    pub(crate) fn ask(&mut self, request: &str) -> String {
-        self.send(request);
-        self.line()
-    }
-
-    pub(crate) fn send(&mut self, request: &str) {
-        self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes()).expect("send a request");
-    }
-
-    #[track_caller]
-    pub(crate) fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).expect("an answer");
-        assert!(!line.is_empty(), "the connection was closed");
-        line.trim_end().to_owned()
-    }
+/// Connects to a server at an address, as soon as it listens.
+pub(crate) fn connect_to(server: IpAddr, port: u16) -> LineClient {
+    LineClient::new(until("a server to listen", || TcpStream::connect((server, port)).ok()), WAIT_TIMEOUT)
 }
 
 /// Number of keys in these redis servers: some 60 MB.
@@ -324,9 +291,9 @@ impl Redis {
     }
 
     /// Starts a server with data, and connects a client.
-    pub(crate) fn with_data(dir: &Path) -> Option<(Redis, Client)> {
+    pub(crate) fn with_data(dir: &Path) -> Option<(Redis, LineClient)> {
         let redis = Redis::start(dir)?;
-        let mut client = Client::connect(redis.port);
+        let mut client = connect(redis.port);
         assert_eq!(client.ask(&format!("DEBUG POPULATE {KEYS} key 200")), "+OK");
         Some((redis, client))
     }

@@ -1,7 +1,7 @@
 //! A request that is sent while no process holds the connection is retried, each time after twice as long. After a
 //! restore it must not wait for the next retry.
 
-use crate::engine::support::{Client, Redis, criu, restore, scratch, until};
+use crate::engine::support::{Redis, connect, connect_to, criu, restore, scratch, until};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
@@ -36,8 +36,8 @@ fn served_before_trying_again(server: IpAddr, outside: Option<&OutsideHost>) {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some(mut redis) = Redis::start(dir.path()) else { return };
     let mut client = match outside {
-        Some(outside) => outside.within(|| Client::connect_to(server, redis.port)),
-        None => Client::connect_to(server, redis.port),
+        Some(outside) => outside.within(|| connect_to(server, redis.port)),
+        None => connect_to(server, redis.port),
     };
     assert_eq!(client.ask("PING"), "+PONG");
     let port = client.stream.get_ref().local_addr().unwrap().port();
@@ -45,7 +45,7 @@ fn served_before_trying_again(server: IpAddr, outside: Option<&OutsideHost>) {
     let served = (0..3).any(|round| {
         let image = dir.path().join(format!("image{round}"));
         // one more request is in the connection's queue, which no process reads meanwhile
-        let mut busy = Client::connect(redis.port);
+        let mut busy = connect(redis.port);
         busy.send("DEBUG SLEEP 2");
         client.send("PING");
         redis.victim.checkpoint(&criu, &image, &[]);

@@ -12,13 +12,6 @@ use stillpoint_migrate_engine::{
 use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_testing::postgresql::{Relay, available};
 
-fn bench() -> Bench {
-    let bench = Bench::start();
-    bench.source.sql("postgres", "CREATE DATABASE shop");
-    bench.source.pgbench("shop", &["-i", "-s", "1", "-q"]);
-    bench
-}
-
 /// Full speed: these tests are not about the throttle.
 fn options(bench: &Bench) -> Options {
     Options { share: 0.0, ..bench.options("shop") }
@@ -34,7 +27,7 @@ async fn before_the_switch_everything_is_taken_away_again() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     for point in [
         FaultPoint::after("snapshot"),
         FaultPoint::after("definitions"),
@@ -65,7 +58,7 @@ async fn a_table_that_comes_before_the_snapshot_is_not_taken_for_one_that_the_lo
     if !available() {
         return;
     }
-    let bench = Arc::new(bench());
+    let bench = Arc::new(Bench::with_shop());
     let making = Arc::clone(&bench);
     let observer: Observer = Arc::new(move |event: Event| {
         if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "snapshot") {
@@ -85,7 +78,7 @@ async fn a_table_that_is_being_made_when_the_slot_is_made_is_not_left_behind() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let conninfo = format!("host=127.0.0.1 port={} user=postgres dbname=shop", bench.source.port());
     let (maker, connection) = tokio_postgres::connect(&conninfo, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -112,7 +105,7 @@ async fn a_database_that_is_being_made_at_an_interrupt_does_not_come() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let conninfo = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", bench.target.port());
     let (holder, connection) = tokio_postgres::connect(&conninfo, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -142,7 +135,7 @@ async fn after_the_switch_clients_stay_on_the_target() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let failing = Options { faults: Faults::none().failing(FaultPoint::after("switch-over")), ..options(&bench) };
     let failure = attempt(&failing).await.unwrap_err();
     assert_eq!(failure.state, State::OnTarget, "{failure:?}");
@@ -166,7 +159,7 @@ async fn a_journal_that_a_finished_migration_leaves_is_no_way_back() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let failing = Options { faults: Faults::none().failing(FaultPoint::after("release")), ..options(&bench) };
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     let text = finish(&failing).await.unwrap_err();
@@ -198,7 +191,7 @@ async fn a_way_back_that_fails_leaves_clients_on_the_target() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     for point in [FaultPoint::after("prepare"), FaultPoint::after("fence"), FaultPoint::after("drain")] {
         let failing = Options { faults: Faults::none().failing(point.clone()), ..options(&bench) };
@@ -236,7 +229,7 @@ async fn clients_are_back_and_the_next_command_cleans_up() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     for next in ["fallback", "abort", "run"] {
         attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
         let failing = Options { faults: Faults::none().failing(FaultPoint::after("switch-over")), ..options(&bench) };
@@ -260,7 +253,7 @@ async fn a_clean_up_that_was_cut_off_is_finished_and_not_taken_for_a_migration()
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let network = Arc::new(Relay::to(bench.source.port()));
     bench.fake_proxy.lock().unwrap().serving.1 = network.port();
     let behind = |faults| {
@@ -302,7 +295,7 @@ async fn a_proxy_that_refuses_is_fallen_back_from() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     for refusal in ["prepare", "pause", "switch"] {
         bench.fake_proxy.lock().unwrap().refuse = vec![refusal];
         let failure = attempt(&options(&bench)).await.unwrap_err();
@@ -321,7 +314,7 @@ async fn a_long_transaction_is_named() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let mut psql = bench.source.client("psql");
     psql.args(["-X", "-d", "shop", "-c", "BEGIN; UPDATE pgbench_branches SET bbalance = 1; SELECT pg_sleep(60)"]);
     let mut long = psql.stdout(std::process::Stdio::null()).spawn().unwrap();
@@ -349,7 +342,7 @@ async fn who_waits_behind_the_copy_is_named_without_his_statement() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let network = Relay::to(bench.target.port());
     network.slow_down(2_000_000);
     let mut options = options(&bench);
@@ -379,7 +372,7 @@ async fn rights_that_were_passed_on_are_given_back_as_they_were() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     for cluster in [&bench.source, &bench.target] {
         cluster.sql("postgres", "CREATE ROLE clerk; CREATE ROLE \"a guest\"; CREATE ROLE friend");
     }
@@ -412,7 +405,7 @@ async fn a_role_that_is_dropped_behind_the_switch_keeps_no_other_role_out() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     for cluster in [&bench.source, &bench.target] {
         cluster
             .sql("postgres", "CREATE ROLE clerk LOGIN; CREATE ROLE \"a guest\"; CREATE ROLE friend; CREATE ROLE other");

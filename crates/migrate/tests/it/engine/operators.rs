@@ -14,13 +14,6 @@ use stillpoint_testing::postgresql::available;
 const COMMANDS: u32 = 0x0053_5443;
 const MIGRATIONS: u32 = 0x0053_544e;
 
-fn bench() -> Bench {
-    let bench = Bench::start();
-    bench.source.sql("postgres", "CREATE DATABASE shop");
-    bench.source.pgbench("shop", &["-i", "-s", "1", "-q"]);
-    bench
-}
-
 #[track_caller]
 fn assert_refused(failure: &Failure) {
     assert!(matches!(&failure.error, Error::AtWork { who, .. } if who.starts_with("process ")), "{failure:?}");
@@ -32,7 +25,7 @@ async fn a_second_operator_is_refused_whose_journal_is_elsewhere() {
     if !available() {
         return;
     }
-    let bench = Arc::new(bench());
+    let bench = Arc::new(Bench::with_shop());
     let first = Options { share: 0.0, ..bench.options("shop") };
     let second = Options { state: bench.dir.path().join("elsewhere"), ..first.clone() };
     let (told, handle) = (Arc::new(Mutex::new(Vec::new())), tokio::runtime::Handle::current());
@@ -65,7 +58,7 @@ async fn a_command_that_died_keeps_nothing_from_the_next_one_with_its_journal() 
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let options = Options { share: 0.0, ..bench.options("shop") };
     let compared = Arc::new(AtomicBool::new(false));
     let comparing = Arc::clone(&compared);
@@ -129,7 +122,7 @@ async fn a_lock_that_is_lost_is_taken_again_and_held_when_clients_go_over() {
         return;
     }
     assert_eq!(COMMANDS, 5_461_059);
-    let bench = Arc::new(bench());
+    let bench = Arc::new(Bench::with_shop());
     let options = Options { share: 0.0, ..bench.options("shop") };
     let (observer, events) = losing(&bench);
     let outcome = run(&options, observer).await;
@@ -148,7 +141,7 @@ async fn clients_do_not_go_over_without_the_lock() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let options = Options { share: 0.0, pause_attempts: 1, ..bench.options("shop") };
     bench.fake_proxy.lock().unwrap().at_pause = vec![
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND classid = 5461059 AND granted",
@@ -171,7 +164,7 @@ async fn a_lock_that_another_command_has_by_then_ends_the_run() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let options = Options { share: 0.0, ..bench.options("shop") };
     let place = format!("{} application_name='another command'", bench.source.conninfo("postgres"));
     let (other, connection) = tokio_postgres::connect(&place, tokio_postgres::NoTls).await.unwrap();
@@ -211,7 +204,7 @@ async fn between_two_commands_a_database_is_of_one_journal() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let first = Options { share: 0.0, ..bench.options("shop") };
     let second = Options { state: bench.dir.path().join("elsewhere"), ..first.clone() };
     run(&first, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
@@ -235,7 +228,7 @@ async fn a_migration_without_its_journal_is_removed_by_its_number() {
     if !available() {
         return;
     }
-    let bench = bench();
+    let bench = Bench::with_shop();
     let options = Options { share: 0.0, ..bench.options("shop") };
     let over = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&over);

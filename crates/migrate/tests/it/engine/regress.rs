@@ -11,8 +11,6 @@ mod page;
 mod script;
 
 use file_migration::{FileResult, Servers};
-use std::fs;
-use std::path::Path;
 use std::sync::OnceLock;
 use stillpoint_migrate_engine::Capture;
 use stillpoint_testing::Unavailable;
@@ -67,13 +65,6 @@ fn regression() -> Result<Regression, Unavailable> {
     Regression::fetch(&stillpoint_testing::workspace_root().join("crates/migrate/tests/regress/fetch"))
 }
 
-/// All files in their order.
-fn schedule(tests: &Path) -> Vec<String> {
-    let text = fs::read_to_string(tests.join("parallel_schedule")).expect("read the schedule");
-    let lines = text.lines().filter_map(|line| line.strip_prefix("test: "));
-    lines.flat_map(|line| line.split_whitespace().map(str::to_owned)).collect()
-}
-
 fn of<'a, T: ?Sized>(table: &[(&str, &'a T)], name: &str) -> Option<&'a T> {
     table.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
 }
@@ -96,8 +87,7 @@ async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&FileResult) -> 
         Ok(regression) => regression,
         Err(why) => return stillpoint_testing::skipped(why),
     };
-    let tests = &regression.tests;
-    let order = schedule(tests);
+    let order = regression.schedule();
     let names: Vec<String> = match std::env::var("STILLPOINT_REGRESS") {
         Ok(names) => names.split(',').map(str::to_owned).collect(),
         Err(_) if is_soak() => cases_of_part(order.clone()),

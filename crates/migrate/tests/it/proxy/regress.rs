@@ -99,13 +99,6 @@ impl Side {
     }
 }
 
-/// All tests in their order.
-fn schedule(tests: &Path) -> Vec<String> {
-    let text = fs::read_to_string(tests.join("parallel_schedule")).expect("read the schedule");
-    let lines = text.lines().filter_map(|line| line.strip_prefix("test: "));
-    lines.flat_map(|line| line.split_whitespace().map(str::to_owned)).collect()
-}
-
 /// Returns true if this is one of the results that PostgreSQL expects; like PostgreSQL, it ignores spaces.
 fn is_expected(tests: &Path, name: &str, result: &str) -> bool {
     let squeezed = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
@@ -134,7 +127,7 @@ fn postgresqls_own_tests_print_the_same() {
     };
     let tests = &regression.tests;
     let soak = std::env::var_os("STILLPOINT_SOAK").is_some();
-    let names = if soak { schedule(tests) } else { SHORT.iter().map(ToString::to_string).collect() };
+    let names = if soak { regression.schedule() } else { SHORT.iter().map(ToString::to_string).collect() };
     let (direct, proxied) = (Side::new(&regression), Side::new(&regression));
     let proxy = Proxy::start("", &format!("{}[tenants.\"*\"]\nserver = \"a\"\n", server("a", &proxied.cluster)));
     let (mut expected, mut different) = (0, Vec::new());

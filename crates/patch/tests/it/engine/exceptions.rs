@@ -1,12 +1,12 @@
 //! Throw, catch, rethrow, unwind, cancel and backtrace through patched frames, on small victims.
 
-use crate::engine::support::{Handmade, compile, compile_cxx, object, object_cxx};
+use crate::engine::support::{Handmade, committed, compile, compile_cxx, object, object_cxx};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
-use stillpoint_patch_engine::{Options, Outcome, PatchSelection, apply, revert};
+use stillpoint_patch_engine::{Options, PatchSelection, apply, revert};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
@@ -193,14 +193,6 @@ impl Drop for Victim {
 
 fn options() -> Options {
     Options { timeout: Duration::from_secs(20), ..Options::default() }
-}
-
-fn committed(outcome: Result<Outcome, stillpoint_patch_engine::Error>) {
-    match outcome {
-        Ok(Outcome::Committed { .. }) => {}
-        Ok(other) => panic!("{other:?}"),
-        Err(error) => panic!("{error}: {error:?}"),
-    }
 }
 
 fn put(pid: Pid, patch: &Signed) {

@@ -1,7 +1,7 @@
 //! Many threads: each is consistent by itself during applies and reverts, fork children continue, libraries are
 //! patched.
 
-use crate::engine::support::{Handmade, compile, object};
+use crate::engine::support::{Handmade, committed, compile, object};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -85,14 +85,6 @@ impl Drop for Running {
 
 fn options() -> Options {
     Options { timeout: Duration::from_secs(30), ..Options::default() }
-}
-
-fn committed(outcome: Result<Outcome, Error>) {
-    match outcome {
-        Ok(Outcome::Committed { .. }) => {}
-        Ok(other) => panic!("{other:?}"),
-        Err(error) => panic!("{error}: {error:?}"),
-    }
 }
 
 fn patch(dir: &Path, name: &str, target: &Path, text: &str, flags: &[&str]) -> Signed {

@@ -38,6 +38,15 @@ pub enum Work {
 }
 
 impl Work {
+    /// Returns the name of its part of a file name.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Work::NoOp => "noop",
+            Work::Ycsb => "ycsb",
+            _ => "tpcc",
+        }
+    }
+
     /// Returns the name for people.
     pub fn name(self) -> &'static str {
         match self {

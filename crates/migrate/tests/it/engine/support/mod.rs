@@ -100,6 +100,14 @@ impl Bench {
         Bench::start_with(&[])
     }
 
+    /// Starts a bench with pgbench's tables in the source's database `shop`.
+    pub(crate) fn with_shop() -> Bench {
+        let bench = Bench::start();
+        bench.source.sql("postgres", "CREATE DATABASE shop");
+        bench.source.pgbench("shop", &["-i", "-s", "1", "-q"]);
+        bench
+    }
+
     /// Starts a bench with more settings for both servers.
     pub(crate) fn start_with(more: &[&str]) -> Bench {
         Bench::start_apart(more, more)

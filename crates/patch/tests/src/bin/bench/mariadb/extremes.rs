@@ -89,7 +89,7 @@ pub(super) fn extremes(server: &Annotated, amount: Amount) -> Section {
             }
         }
         let of: Vec<&Row> = rows.iter().filter(|row| row.work == work).collect();
-        section.figures.push((file(work), figure(&of)));
+        section.figures.push((work.file_name(), figure(&of)));
     }
     for work in WORKS {
         for mode in ALL {
@@ -136,14 +136,6 @@ fn row(work: Work, mode: &'static str, patch: &'static str, over_ms: f64, sample
         p9995_ms: quantile(&latencies, 0.9995),
         max_ms: quantile(&latencies, 1.0),
         drawn: drawn.map(|(_, s)| (s.scheduled_ns as f64 / 1e6 - moment as f64 / 1e6, ms(s.latency_ns))).collect(),
-    }
-}
-
-fn file(work: Work) -> &'static str {
-    match work {
-        Work::NoOp => "noop",
-        Work::Ycsb => "ycsb",
-        _ => "tpcc",
     }
 }
 

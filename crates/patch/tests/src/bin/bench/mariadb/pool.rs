@@ -65,7 +65,7 @@ pub(super) fn pool(server: &Annotated, amount: Amount) -> Section {
             let over_ms = restarts(&mut mariadb, work, amount.runs.min(3));
             rows.push(Row { work, mode: RESTART, groups, over_ms });
         }
-        section.figures.push((file(work), figure(&rows, work)));
+        section.figures.push((work.file_name(), figure(&rows, work)));
     }
     for row in &rows {
         let mut cells =
@@ -100,14 +100,6 @@ fn restarts(mariadb: &mut MariaDb, work: Work, count: usize) -> Vec<f64> {
         done.iter().map(|restart| ms(all(restart).unwrap_or(0).saturating_sub(restart.began_ns))).collect();
     over_ms.sort_by(f64::total_cmp);
     over_ms
-}
-
-fn file(work: Work) -> &'static str {
-    match work {
-        Work::NoOp => "noop",
-        Work::Ycsb => "ycsb",
-        _ => "tpcc",
-    }
 }
 
 /// Draws the figure: the line joins medians, a bar reaches from the first quarter to the third.
