@@ -45,6 +45,7 @@ use crate::error::{Error, Result};
 use crate::record::{End, Header};
 use crate::summary::Summary;
 use driver::Driver;
+use values::Values;
 use workload::Workload;
 
 /// Time from the opening of the last connection to the start of the schedule.
@@ -165,16 +166,18 @@ fn dispatch(plan: &Plan, counters: Arc<Counters>, ready: &SyncSender<Header>) ->
     // A unique number, so that values of another run of the same program are recognized.
     let run = (now_ns() ^ plan.seed ^ u64::from(std::process::id()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let run = (run >> 32) as u32;
+    let values = |keys, value_bytes| -> Result<Values> {
+        let mut values = Values::new(run, keys, value_bytes);
+        values.loaded = fill::is_loaded(plan, keys)?;
+        Ok(values)
+    };
     match &plan.protocol {
         Protocol::Redis { mix, keys, value_bytes } => {
-            let mut redis = redis::Redis::new(&mix.0, run, *keys, *value_bytes, plan.connections);
-            redis.set_loaded(fill::is_loaded(plan, *keys)?);
+            let redis = redis::Redis::new(&mix.0, run, values(*keys, *value_bytes)?, plan.connections);
             drive(plan, redis, counters, ready)
         }
         Protocol::Memcached { mix, keys, value_bytes } => {
-            let mut memcached = memcached::Memcached::new(&mix.0, run, *keys, *value_bytes);
-            memcached.set_loaded(fill::is_loaded(plan, *keys)?);
-            drive(plan, memcached, counters, ready)
+            drive(plan, memcached::Memcached::new(&mix.0, values(*keys, *value_bytes)?), counters, ready)
         }
         Protocol::Tcp { value_bytes } => drive(plan, probes::Echo::new(*value_bytes), counters, ready),
         Protocol::Http { path } => drive(plan, probes::Http::new(&plan.target.host(), path), counters, ready),

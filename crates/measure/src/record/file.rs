@@ -36,9 +36,9 @@ impl<W: Write> Writer<W> {
     /// The header cannot be written.
     pub fn new(mut sink: W, header: &Header) -> io::Result<Self> {
         sink.write_all(&codec::preamble())?;
-        sink.write_all(&codec::encode_header(header))?;
+        sink.write_all(&codec::encode_json(codec::HEADER, header))?;
         sink.flush()?;
-        Ok(Writer { sink, samples: SampleEncoder::new() })
+        Ok(Writer { sink, samples: SampleEncoder::default() })
     }
 
     /// Adds a request.
@@ -57,7 +57,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// The block cannot be written.
     pub fn mark(&mut self, mark: &Mark) -> io::Result<()> {
-        self.sink.write_all(&codec::encode_mark(mark))
+        self.sink.write_all(&codec::encode_json(codec::MARK, mark))
     }
 
     /// Writes out the samples collected so far.
@@ -79,7 +79,7 @@ impl<W: Write> Writer<W> {
         if let Some(block) = self.samples.flush() {
             self.sink.write_all(&block)?;
         }
-        self.sink.write_all(&codec::encode_end(end))?;
+        self.sink.write_all(&codec::encode_json(codec::END, end))?;
         self.sink.flush()?;
         Ok(self.sink)
     }
