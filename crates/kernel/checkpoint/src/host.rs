@@ -17,7 +17,7 @@ pub(crate) fn origin(pid: i32, criu: Version) -> Origin {
         machine: machine(),
         kernel: kernel(),
         processor: processor(),
-        criu: format!("{}.{}.{}", criu.major, criu.minor, criu.sublevel),
+        criu: format!("{}.{}.{}", criu.major, criu.minor, criu.sublevel()),
         made_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         pid,
         name: crate::process_tree::process_name(pid),

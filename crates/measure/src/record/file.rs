@@ -1,10 +1,9 @@
 //! Records in files: a writer that streams whole blocks and a reader that accepts a truncated end.
 
-use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
-use stillpoint_host::file::{create_named, open_named};
+use stillpoint_host::file::open_named;
 
 use super::codec::{self, Block, BlockHead, Damage, PREAMBLE_LEN, SampleEncoder};
 use super::{End, Header, Mark, Sample};
@@ -15,18 +14,6 @@ use crate::error::{Error, Result};
 pub struct Writer<W: Write> {
     sink: W,
     samples: SampleEncoder,
-}
-
-impl Writer<BufWriter<File>> {
-    /// Creates the file and writes its header.
-    ///
-    /// # Errors
-    /// The file cannot be created or written.
-    pub fn create(path: &Path, header: &Header) -> Result<Self> {
-        let file = create_named(path).map_err(Error::file("create", path))?;
-        let fail = |source| Error::File { action: "write", path: path.to_owned(), source };
-        Writer::new(BufWriter::with_capacity(256 << 10, file), header).map_err(fail)
-    }
 }
 
 impl<W: Write> Writer<W> {
