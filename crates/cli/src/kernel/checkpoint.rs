@@ -1,7 +1,7 @@
 //! `stillpoint kernel checkpoint`: writes a running program into an image.
 
 use super::program::{GuardArg, PASSES, Program, WithCriu, machine_key};
-use super::{check, failure};
+use super::{check, failure, untouched};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -69,8 +69,8 @@ impl PassLine {
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let (pid, criu) = (args.program.root()?, args.criu.criu());
     if args.dry_run {
-        Directory::check(&args.image).map_err(|error| failure(error.into(), "nothing was touched"))?;
-        let report = stillpoint_kernel_checkpoint::check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
+        Directory::check(&args.image).map_err(|error| untouched(error.into()))?;
+        let report = stillpoint_kernel_checkpoint::check(pid, &criu).map_err(untouched)?;
         check::show(&report, output);
         report.require_no_refusal().map_err(Failure::refused)?;
         return if args.leave_running { Ok(()) } else { check_unit_restart(pid).map_err(Failure::refused) };

@@ -1,7 +1,7 @@
 //! `stillpoint kernel inspect`: prints the contents of an image.
 
-use super::failure;
 use super::program::machine_key;
+use super::untouched;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -47,7 +47,6 @@ struct Memory {
 
 /// Runs `stillpoint kernel inspect`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     let image = Image::open(&args.image).map_err(untouched)?;
     image.verify_criu_files().map_err(untouched)?;
     if args.verify {

@@ -1,6 +1,6 @@
 //! `stillpoint kernel memory`: RAM whose images survive a change of the kernel.
 
-use super::failure;
+use super::untouched;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -38,7 +38,6 @@ struct Line {
 
 /// Runs `stillpoint kernel memory`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     if args.remove && !args.dry_run {
         let removed = remove_dropin(&args.drop_in).map_err(untouched)?;
         let path = args.drop_in.display();

@@ -1,6 +1,6 @@
 //! Arguments that the subcommands share: the program, the image, criu.
 
-use super::failure;
+use super::untouched;
 use crate::output::Failure;
 use std::path::PathBuf;
 use stillpoint_kernel_checkpoint::process_tree::unit_root_process;
@@ -25,7 +25,7 @@ impl Program {
     /// Returns the root process.
     pub(super) fn root(&self) -> Result<i32, Failure> {
         match (&self.unit, self.pid) {
-            (Some(unit), _) => unit_root_process(unit).map_err(|error| failure(error, "nothing was touched")),
+            (Some(unit), _) => unit_root_process(unit).map_err(untouched),
             (None, Some(pid)) => Ok(pid),
             (None, None) => Err(Failure::usage("--pid or --unit")),
         }

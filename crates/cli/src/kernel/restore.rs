@@ -1,7 +1,7 @@
 //! `stillpoint kernel restore`: restores a program from its image.
 
-use super::failure;
 use super::program::{GuardArg, WithCriu, machine_key};
+use super::{failure, untouched};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -67,7 +67,6 @@ struct Line {
 
 /// Runs `stillpoint kernel restore`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     let program = std::env::current_exe().map_err(|error| Failure::failed(error, "nothing was touched"))?;
     let mut daemon: Vec<OsString> = vec![program.into(), "kernel".into(), "lazy-pages".into()];
     daemon.extend(["--fill-rate".into(), args.fill_rate.to_string().into()]);
@@ -92,13 +91,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         let image = Image::open(&args.image).map_err(untouched)?;
         image.verify_criu_files().and_then(|()| image.verify_pages()).map_err(untouched)?;
         let findings = check_restore(&image, &options).map_err(untouched)?;
-        let (refused, told): (Vec<Finding>, Vec<Finding>) =
-            findings.into_iter().partition(|found| found.weight == Severity::Refusal);
-        told.iter().for_each(|found| output.warn(&found.text));
-        let texts: Vec<String> = refused.into_iter().map(|found| found.text).collect();
-        if !texts.is_empty() {
-            return Err(Failure::refused(anyhow::anyhow!(texts.join("; "))));
-        }
+        let warnings = findings.iter().filter(|found| found.weight != Severity::Refusal);
+        warnings.for_each(|found| output.warn(&found.text));
+        Finding::require_no_refusal(findings).map_err(Failure::refused)?;
         output.line(format_args!("{}: can be restored", args.image.display()));
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! `stillpoint kernel status`: states of images, and the outcome of the last switch.
 
-use super::failure;
+use super::untouched;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -33,7 +33,6 @@ struct Guards<'a> {
 
 /// Runs `stillpoint kernel status`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     let images = if args.images.is_empty() { filling_images().into_keys().collect() } else { args.images.clone() };
     for image in &images {
         let status = status(image).map_err(untouched)?;

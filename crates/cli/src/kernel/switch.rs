@@ -1,7 +1,7 @@
 //! `stillpoint kernel switch`, and the commands that systemd runs for it when a kernel starts.
 
-use super::failure;
 use super::program::PASSES;
+use super::{failure, untouched};
 use crate::output::{Exit, Failure, Output};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -65,7 +65,6 @@ struct Line<'a> {
 
 /// Runs `stillpoint kernel switch`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     let mut config = Config::read(&args.config).map_err(untouched)?;
     config.select(&args.unit);
     match args.memory {
@@ -153,7 +152,7 @@ pub(crate) struct DropinArgs {
 
 /// Runs `stillpoint kernel dropin`.
 pub(crate) fn run_dropin(args: &DropinArgs, output: &Output) -> Result<(), Failure> {
-    let text = dropin(&args.unit).map_err(|error| failure(error, "nothing was touched"))?;
+    let text = dropin(&args.unit).map_err(untouched)?;
     output.lines(format_args!("{}", text.as_deref().unwrap_or("# this unit needs no drop-in for a switch").trim_end()));
     Ok(())
 }

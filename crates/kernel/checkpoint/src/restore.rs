@@ -2,12 +2,12 @@
 
 use crate::addresses;
 use crate::cgroup;
-use crate::check::{Finding, Severity};
+use crate::check::Finding;
 use crate::criu::{Criu, LOG_BYTES_MAX, RESTORE_LOG, Worker, read_errors};
 use crate::criu_files::{CRIU_FILE_BYTES_MAX, RestoreMode, is_read_by_criu, read_files_image, write_criu_files};
 use crate::error::ErrorContext;
 use crate::lazy::wait_for;
-use crate::process_tree::ProcessHandles;
+use crate::process_tree::{ProcessHandles, process_name};
 use crate::progress::{Observer, Progress, now_ns};
 use crate::retransmission::prompt_both_ends;
 use crate::{Error, Image, MachineKey, StaleMark, guard, host, orphans, stale_mark};
@@ -15,7 +15,6 @@ use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,7 +23,7 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::image::{inet_sockets, processes};
 use stillpoint_kernel_criu::lazy::SOCKET;
 use stillpoint_kernel_criu::page_server::Form;
-use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, Request, RequestType, Version};
+use stillpoint_kernel_criu::rpc::{Answer, Options, Request, RequestType, Version};
 use stillpoint_kernel_foam::{Extent, Recorded};
 use stillpoint_operation::{Faults, Operation, Phase, run_blocking};
 
@@ -160,10 +159,7 @@ fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding
                 std::thread::sleep(Duration::from_millis(5));
             }
             if Path::new(&format!("/proc/{tid}")).exists() {
-                refuse(format!(
-                    "process id {tid} of the image is in use by {}",
-                    crate::process_tree::process_name(tid as i32)
-                ));
+                refuse(format!("process id {tid} of the image is in use by {}", process_name(tid as i32)));
             }
         }
     }
@@ -284,11 +280,7 @@ impl Operation for Run<'_> {
 /// Finds obstacles, and starts the daemon.
 fn prepare(run: &mut Run<'_>) -> Result<(), Error> {
     let options = run.options;
-    let (refused, warnings): (Vec<Finding>, Vec<Finding>) =
-        find_obstacles(&run.image, options)?.into_iter().partition(|found| found.weight == Severity::Refusal);
-    if !refused.is_empty() {
-        return Err(Error::Refused(refused.into_iter().map(|found| found.text).collect()));
-    }
+    let warnings = Finding::require_no_refusal(find_obstacles(&run.image, options)?)?;
     warnings.into_iter().for_each(|found| run.progress.warn(found.text));
     if options.guard == crate::Guard::Nftables {
         guard::inspect_image(&options.image)?.warning.into_iter().for_each(|text| run.progress.warn(text));
@@ -393,24 +385,8 @@ fn run_criu(run: &mut Run<'_>) -> Result<i32, Error> {
     let spent = || Error::Step { what: "restore the processes", why: "criu has been used".into() };
     let (mut worker, mut daemon) = (run.worker.take().ok_or_else(spent)?, run.daemon.as_mut());
     let directory = image.directory().opened()?;
-    let lock = match options.guard {
-        crate::Guard::Nftables => NetworkLock::Nftables,
-        crate::Guard::None => NetworkLock::Skip,
-    };
-    let restore_options = Options {
-        images_dir_fd: directory.as_raw_fd(),
-        tcp_established: Some(true),
-        shell_job: Some(true),
-        file_locks: Some(true),
-        log_level: Some(3),
-        log_file: Some(RESTORE_LOG.into()),
-        link_remap: Some(true),
-        manage_cgroups_mode: Some(0),
-        lazy_pages: Some(options.restore == RestoreMode::OnDemand),
-        notify_scripts: Some(true),
-        network_lock: Some(lock as i32),
-        ..Options::default()
-    };
+    let lazy_pages = Some(options.restore == RestoreMode::OnDemand);
+    let restore_options = Options { lazy_pages, ..options.guard.criu_options(&directory, RESTORE_LOG) };
     let _ = image.directory().remove(RESTORE_LOG);
     let mut refused = None;
     // a daemon that fails kills the processes, and criu does not notice

@@ -84,8 +84,7 @@ fn parts_one_behind_another_are_the_crash_kernel_s_initramfs() {
     let mut start_data = of("stillpoint/rest").clone();
     let text = |start_data: &[u8]| {
         let command_line = &start_data[entry::COMMAND_LINE_AT as usize..];
-        String::from_utf8(command_line[..command_line.iter().position(|byte| *byte == 0).unwrap()].to_vec())
-            .unwrap()
+        String::from_utf8(command_line[..command_line.iter().position(|byte| *byte == 0).unwrap()].to_vec()).unwrap()
     };
     assert_eq!(text(&start_data), "quiet");
     start_data[zero as usize] = b' ';

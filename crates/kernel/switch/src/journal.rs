@@ -8,9 +8,10 @@ use crate::remaining_units::RemainingUnits;
 use crate::watchdog::Watchdog;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+use stillpoint_host::clock::since_1970;
 use stillpoint_host::trusted;
-use stillpoint_kernel_checkpoint::{Directory, Error, Gap};
+use stillpoint_kernel_checkpoint::{Directory, Error, Gap, host};
 use stillpoint_operation::{JournalFile, JournalLock};
 
 const FILE_NAME: &str = "journal.json";
@@ -248,14 +249,8 @@ impl Journal {
 
     /// Records the duration of a phase on this kernel.
     pub fn record_timing(&mut self, phase: &str, duration_us: u64) {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let ended_unix_us = since.as_micros() as u64;
-        self.timings.push(Timing {
-            phase: phase.into(),
-            kernel: stillpoint_kernel_checkpoint::host::kernel(),
-            duration_us,
-            ended_unix_us,
-        });
+        let (kernel, ended_unix_us) = (host::kernel(), since_1970().as_micros() as u64);
+        self.timings.push(Timing { phase: phase.into(), kernel, duration_us, ended_unix_us });
     }
 
     /// The journal's file.

@@ -36,9 +36,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use stillpoint_host::clock::since_1970;
 
 use crate::clock::now_ns;
 use crate::error::{Error, Result};
@@ -195,8 +195,7 @@ fn drive<W: Workload>(
     let mut driver = Driver::new(plan, workload, plan.target.resolve()?, counters)?;
     driver.connect()?;
     let start_ns = now_ns() + START_DELAY_NS;
-    let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let header = plan.header(kinds, start_ns, started_unix_s);
+    let header = plan.header(kinds, start_ns, since_1970().as_secs());
     let sink = plan.record.as_deref().map(|path| Sink::create(path, &header)).transpose()?;
     // The thread that started the load may have dropped the receiver; the load continues.
     let _ = ready.send(header.clone());

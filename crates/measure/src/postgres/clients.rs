@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use stillpoint_host::clock::since_1970;
 use stillpoint_host::file::write_named;
 use tokio_postgres::Config;
 
@@ -93,7 +94,7 @@ fn header(plan: &PostgresPlan, target: String) -> Header {
         protocol: "postgres".into(),
         target,
         started_ns: now_ns(),
-        started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        started_unix_s: since_1970().as_secs(),
         kinds: plan.weights().names().to_vec(),
         rate: f64::from(plan.clients) / plan.think.as_secs_f64().max(1e-6),
         arrivals: "poisson".into(),
