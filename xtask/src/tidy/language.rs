@@ -3,6 +3,8 @@
 use super::layers::{Layer, place};
 use super::lexer::{code_only, lines_outside_tests, strings_only};
 use super::{Finding, SourceFile, Tree};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 /// Words that name no actor, or that the field does not use.
 const BANNED: [&str; 11] =
@@ -91,15 +93,23 @@ fn doc_text(line: &str) -> Option<&str> {
     (!text.starts_with('/')).then(|| text.trim_start())
 }
 
-/// Names of files that are everyday words.
-const EVERYDAY: [&str; 10] =
-    ["again", "apart", "meeting", "steady", "light", "since", "several", "spoken", "used", "calm"];
+/// Everyday words: adverbs, participles and prepositions, which do not name what a file or a folder holds.
+const EVERYDAY: &str = "again annotated apart asked before calm captured done early following given gone hands held kept \
+    killed known late later light made meeting once own refused seen several since soon spoken steady taken told until \
+    used wanted way while without";
 
-/// Finds files whose name is not a noun of the field.
+/// Finds source files and folders whose name is not a noun of the field.
 pub(super) fn everyday_names(tree: &Tree) -> Vec<Finding> {
-    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs").to_owned();
-    let found = tree.files.iter().filter(|file| file.is_rust() && EVERYDAY.contains(&name(&file.path).as_str()));
-    found.map(|file| Finding::new(&file.path, 0, "a file is named by a noun of the field")).collect()
+    let is_source = |path: &str| [".rs", ".c", ".cc", ".h", ".s", ".sh", ".py"].iter().any(|end| path.ends_with(end));
+    let mut found = BTreeSet::new();
+    for file in tree.files.iter().filter(|file| file.path.starts_with("crates/") || file.path.starts_with("xtask/")) {
+        let path = Path::new(&file.path);
+        let is_everyday =
+            |path: &&Path| path.file_stem().is_some_and(|name| EVERYDAY.split_whitespace().any(|word| name == word));
+        found.extend(path.ancestors().skip(usize::from(!is_source(&file.path))).filter(is_everyday));
+    }
+    let text = "a file or a folder is named by a noun of the field";
+    found.into_iter().map(|path| Finding::new(&path.to_string_lossy(), 0, text)).collect()
 }
 
 /// Counts, for each library, the public functions that return a `Result` and do not state their errors in a section `# Errors`.
@@ -186,9 +196,17 @@ mod tests {
 
     #[test]
     fn everyday_words_as_names_are_found() {
-        let tree =
-            Tree::of_files([("crates/a/src/again.rs", ""), ("crates/a/src/rendezvous.rs", ""), ("again.md", "")]);
-        assert_eq!(lines(&everyday_names(&tree)), ["crates/a/src/again.rs:0"]);
+        let tree = Tree::of_files([
+            ("crates/a/src/again.rs", ""),
+            ("crates/a/src/rendezvous.rs", ""),
+            ("crates/a/src/kept/one.rs", ""),
+            ("crates/a/src/kept/two.rs", ""),
+            ("xtask/programs/late.c", ""),
+            ("xtask/late.txt", ""),
+            ("again.md", ""),
+        ]);
+        let expected = ["crates/a/src/again.rs:0", "crates/a/src/kept:0", "xtask/programs/late.c:0"];
+        assert_eq!(lines(&everyday_names(&tree)), expected);
     }
 
     #[test]
