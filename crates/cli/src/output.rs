@@ -5,6 +5,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -109,16 +110,6 @@ pub(crate) struct Output {
     bar: Mutex<Option<ProgressBar>>,
     /// Current work of each target, if there are several.
     targets: Mutex<BTreeMap<u32, String>>,
-}
-
-#[derive(Serialize)]
-struct FailureLine<'a> {
-    exit: i32,
-    error: String,
-    causes: Vec<String>,
-    state: &'a str,
-    #[serde(rename = "try")]
-    hint: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -290,13 +281,13 @@ impl Output {
         let causes: Vec<String> = failure.error.chain().skip(1).map(ToString::to_string).collect();
         self.result(
             "failed",
-            &FailureLine {
-                exit: failure.exit as i32,
-                error: failure.error.to_string(),
-                causes: causes.clone(),
-                state: &failure.state,
-                hint: failure.hint.as_deref(),
-            },
+            &json!({
+                "exit": failure.exit as i32,
+                "error": failure.error.to_string(),
+                "causes": causes,
+                "state": failure.state,
+                "try": failure.hint,
+            }),
         );
         let _ = io::stderr().write_all(failure_text(failure, &causes).as_bytes());
         ExitCode::from(failure.exit as u8)

@@ -2,7 +2,7 @@
 
 use super::untouched;
 use crate::output::{Failure, Output};
-use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 use stillpoint_kernel_switch::{DROPIN_PATH, Reservation, ReservationRequest, regions, remove_dropin, reserve};
 
@@ -27,15 +27,6 @@ pub(crate) struct Args {
     drop_in: PathBuf,
 }
 
-#[derive(Serialize)]
-struct Line {
-    argument: Option<String>,
-    start: Option<u64>,
-    bytes: Option<u64>,
-    drop_in: Option<PathBuf>,
-    regions: Vec<(u64, u64)>,
-}
-
 /// Runs `stillpoint kernel memory`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     if args.remove && !args.dry_run {
@@ -56,13 +47,13 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let chosen = wanted.as_ref().map(reserve).transpose().map_err(untouched)?;
     output.result(
         "kernel-memory",
-        &Line {
-            argument: chosen.as_ref().map(|chosen| chosen.argument.clone()),
-            start: chosen.as_ref().map(|chosen| chosen.start),
-            bytes: chosen.as_ref().map(|chosen| chosen.bytes),
-            drop_in: writes.then(|| args.drop_in.clone()),
-            regions: there.clone(),
-        },
+        &json!({
+            "argument": chosen.as_ref().map(|chosen| &chosen.argument),
+            "start": chosen.as_ref().map(|chosen| chosen.start),
+            "bytes": chosen.as_ref().map(|chosen| chosen.bytes),
+            "drop_in": writes.then(|| args.drop_in.to_string_lossy()),
+            "regions": there,
+        }),
     );
     match &chosen {
         Some(chosen) => show(args, writes, chosen, there.len(), output),

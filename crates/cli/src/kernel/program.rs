@@ -4,7 +4,7 @@ use super::untouched;
 use crate::output::Failure;
 use std::path::PathBuf;
 use stillpoint_kernel_checkpoint::process_tree::unit_root_process;
-use stillpoint_kernel_checkpoint::{Criu, Guard, MACHINE_KEY};
+use stillpoint_kernel_checkpoint::{Criu, Guard, MACHINE_KEY, RestoreMode};
 
 /// Default limit of passes over memory before a freeze.
 pub(super) const PASSES: u32 = 4;
@@ -66,6 +66,24 @@ impl From<GuardArg> for Guard {
         match guard {
             GuardArg::Nftables => Guard::Nftables,
             GuardArg::None => Guard::None,
+        }
+    }
+}
+
+/// Time at which memory is loaded.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(super) enum MemoryArg {
+    /// On demand when a thread faults, and in the background.
+    OnDemand,
+    /// All of it before any program runs.
+    Eager,
+}
+
+impl From<MemoryArg> for RestoreMode {
+    fn from(memory: MemoryArg) -> Self {
+        match memory {
+            MemoryArg::OnDemand => RestoreMode::OnDemand,
+            MemoryArg::Eager => RestoreMode::Eager,
         }
     }
 }

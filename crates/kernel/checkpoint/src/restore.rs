@@ -13,7 +13,6 @@ use crate::retransmission::prompt_both_ends;
 use crate::{Error, Image, MachineKey, StaleMark, guard, host, orphans, stale_mark};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -55,8 +54,8 @@ pub struct RestoreOptions {
     pub key: PathBuf,
     /// Restore it although this machine did not seal it.
     pub trust_image: bool,
-    /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path are appended.
-    pub daemon: Vec<OsString>,
+    /// Rate in MiB a second of the lazy-pages daemon's background fetch; 0 is unlimited.
+    pub fill_rate: u64,
     /// Limit of the wait for addresses that its sockets are bound to: [`crate::ADDRESS_TIMEOUT`].
     pub address_limit: Duration,
     /// The systemd unit in whose control group this runs: the daemon must not be ended together with it.
@@ -432,10 +431,9 @@ struct Daemon {
 impl Daemon {
     fn start(options: &RestoreOptions) -> Result<Self, Error> {
         let log = Directory::open(&options.image)?.append(DAEMON_LOG)?;
-        let (program, arguments) =
-            options.daemon.split_first().ok_or_else(|| Error::Daemon("no program is configured for it".into()))?;
-        let mut command = Command::new(program);
-        command.args(arguments).arg(&options.image).arg(options.image.join(SOCKET));
+        let mut command = Command::new(std::env::current_exe().with_action("find this program")?);
+        command.args(["kernel", "lazy-pages", "--fill-rate", &options.fill_rate.to_string()]);
+        command.arg(&options.image).arg(options.image.join(SOCKET));
         // the end of this pipe informs the daemon that this process is gone
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         if std::env::var_os("STILLPOINT_LOG").is_none() {
@@ -512,7 +510,7 @@ mod tests {
             allow_stale: false,
             key: crate::MACHINE_KEY.into(),
             trust_image: false,
-            daemon: Vec::new(),
+            fill_rate: 0,
             address_limit: crate::ADDRESS_TIMEOUT,
             unit: None,
             faults: Faults::none(),
