@@ -112,12 +112,16 @@ pub(crate) struct Output {
     targets: Mutex<BTreeMap<u32, String>>,
 }
 
+/// Result as a line of JSON.
 #[derive(Serialize)]
-struct ResultLine<'a, T> {
-    v: u32,
-    event: &'static str,
+pub(crate) struct ResultLine<'a, T> {
+    /// Version of the line's format.
+    pub(crate) v: u32,
+    /// Name of the event.
+    pub(crate) event: &'static str,
+    /// All other fields.
     #[serde(flatten)]
-    fields: &'a T,
+    pub(crate) fields: &'a T,
 }
 
 impl Output {

@@ -110,9 +110,9 @@ pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
 }
 
 /// State of the machine while processes are examined.
+#[derive(Default)]
 struct Inspection {
     processes: Vec<Process>,
-    inside: BTreeSet<i32>,
     /// Processes outside the tree that have a socket or a pipe open, by inode.
     outside: BTreeMap<u64, i32>,
     /// True if a process serves memory to others.
@@ -142,16 +142,7 @@ impl Inspection {
             }
         }
         let peers = unix_peers()?;
-        Ok(Inspection {
-            processes,
-            inside,
-            outside,
-            any_userfaultfd,
-            peers,
-            ports: BTreeSet::new(),
-            ipc,
-            findings: Vec::new(),
-        })
+        Ok(Inspection { processes, outside, any_userfaultfd, peers, ipc, ..Inspection::default() })
     }
 
     fn refuse(&mut self, pid: impl Into<Option<i32>>, text: impl Into<String>) {
@@ -341,7 +332,7 @@ impl Inspection {
     fn check_socket(&mut self, pid: i32, number: i32, inode: u64) {
         let peer = u32::try_from(inode).ok().and_then(|inode| self.peers.get(&inode)).copied();
         let other = peer.and_then(|peer| self.outside.get(&u64::from(peer))).copied();
-        if let Some(other) = other.filter(|pid| !self.inside.contains(pid)) {
+        if let Some(other) = other {
             let who = describe_process(other);
             let text = format!("descriptor {number} is connected with {who}, which is not part of the checkpoint");
             self.refuse(pid, text);

@@ -162,11 +162,8 @@ pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
     }
     let is_image =
         dir.join(SEAL_FILE).exists() || !found.journal.is_empty() || dir.join(crate::criu::DUMP_LOG).exists();
-    if is_image {
-        Ok(Vec::new())
-    } else {
-        Ok(vec![Finding::refusal(None, format!("{} is not an image", dir.display()))])
-    }
+    let refusal = (!is_image).then(|| Finding::refusal(None, format!("{} is not an image", dir.display())));
+    Ok(refusal.into_iter().collect())
 }
 
 /// Removes an image, finished or not, and the rules of nftables that its checkpoint left: peers whose connections it
