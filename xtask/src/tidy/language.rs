@@ -1,6 +1,5 @@
-//! Rules of the language: words that users do not read, beginnings of doc comments, names of files, and sections of errors.
+//! Rules of the language: words that users do not read, beginnings of doc comments, and names of files.
 
-use super::layers::{Layer, place};
 use super::lexer::{code_only, lines_outside_tests, strings_only};
 use super::{Finding, SourceFile, Tree};
 use std::collections::BTreeSet;
@@ -112,57 +111,8 @@ pub(super) fn everyday_names(tree: &Tree) -> Vec<Finding> {
     found.into_iter().map(|path| Finding::new(&path.to_string_lossy(), 0, text)).collect()
 }
 
-/// Counts, for each library, the public functions that return a `Result` and do not state their errors in a section `# Errors`.
-pub(super) fn unstated_errors(tree: &Tree) -> Vec<(String, usize)> {
-    let is_library = |package: &&super::Package| {
-        package.dir.starts_with("crates/")
-            && tree.file(&format!("{}/src/lib.rs", package.dir)).is_some()
-            && !matches!(place(&package.name), Some((Layer::Tool, _)))
-    };
-    let mut all = Vec::new();
-    for package in tree.packages.iter().filter(is_library) {
-        let source = format!("{}/src", package.dir);
-        let files = tree.rust_below(&source).filter(|file| !file.is_test());
-        let count: usize = files.map(|file| unstated_in(&file.text).len()).sum();
-        if count > 0 {
-            all.push((package.name.clone(), count));
-        }
-    }
-    all
-}
-
-/// Lines of public functions that return a `Result` without a section of errors.
-fn unstated_in(text: &str) -> Vec<usize> {
-    let code = code_only(text);
-    let lines: Vec<&str> = text.lines().collect();
-    let outside = lines_outside_tests(&code);
-    let mut found = Vec::new();
-    for (at, (number, line)) in outside.iter().enumerate() {
-        if !is_public_function(line) {
-            continue;
-        }
-        let signature = outside[at..].iter().take(40).map(|(_, line)| *line).collect::<Vec<_>>().join(" ");
-        let signature = signature.split(['{', ';']).next().unwrap_or_default();
-        let returned = signature.rsplit_once("->").map(|(_, returned)| returned).unwrap_or_default();
-        let fails = returned.split(|c: char| !c.is_alphanumeric()).any(|word| word == "Result");
-        let above = lines[..number - 1].iter().rev().map(|line| line.trim_start());
-        let mut above = above.take_while(|line| line.starts_with("///") || line.starts_with("#["));
-        if fails && !above.any(|line| line.starts_with("/// # Errors")) {
-            found.push(*number);
-        }
-    }
-    found
-}
-
-fn is_public_function(line: &str) -> bool {
-    let Some(rest) = line.trim_start().strip_prefix("pub ") else { return false };
-    let is_qualifier = |word: &&str| matches!(*word, "async" | "const" | "unsafe" | "extern");
-    rest.split_whitespace().find(|word| !is_qualifier(word)) == Some("fn")
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::Package;
     use super::*;
 
     fn lines(findings: &[Finding]) -> Vec<String> {
@@ -207,18 +157,5 @@ mod tests {
         ]);
         let expected = ["crates/a/src/again.rs:0", "crates/a/src/kept:0", "xtask/programs/late.c:0"];
         assert_eq!(lines(&everyday_names(&tree)), expected);
-    }
-
-    #[test]
-    fn functions_without_stated_errors_are_counted() {
-        let text = "/// Reads.\n///\n/// # Errors\n/// It is gone.\n#[inline]\npub fn a() -> Result<()> {}\n\
-                    /// Reads.\npub async fn b(\n  x: u8,\n) -> io::Result<()> {\n}\n\
-                    pub fn c() -> Option<u8> { None }\nfn d() -> Result<()> {}\npub(crate) fn e() -> Result<()> {}\n\
-                    #[cfg(test)]\nmod tests {\n pub fn f() -> Result<()> {}\n}\n";
-        assert_eq!(unstated_in(text), [8]);
-        let mut tree = Tree::of_files([("crates/patch/format/src/lib.rs", text)]);
-        let (name, dir) = ("stillpoint-patch-format".to_owned(), "crates/patch/format".to_owned());
-        tree.packages.push(Package { name: name.clone(), dir, ..Package::default() });
-        assert_eq!(unstated_errors(&tree), [(name, 1)]);
     }
 }

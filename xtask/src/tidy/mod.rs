@@ -77,9 +77,6 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     for (package, files) in layout::large_cycles(&tree) {
         println!("note: {package}: {} files import each other: {}", files.len(), files.join(", "));
     }
-    for (package, count) in language::unstated_errors(&tree) {
-        println!("note: {package}: {count} public functions return a Result and have no section `# Errors`");
-    }
     let findings = findings(&tree);
     for finding in &findings {
         println!("{finding}");

@@ -397,7 +397,7 @@ fn run_criu(run: &mut Run<'_>) -> Result<i32, Error> {
     set_subreaper(true);
     let answer = worker.request_while(
         &Request::new(RequestType::Restore, Some(restore_options)),
-        &mut daemon_serves,
+        Some(&mut daemon_serves),
         |step, _| {
             if step == "post-restore" {
                 // after the first instruction the files of the processes are newer than the image

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_host::kernel_files;
+use stillpoint_host::systemd::groups_of_systemd;
 use stillpoint_kernel_checkpoint::command::{run, run_within};
 use stillpoint_kernel_checkpoint::{Error, ErrorContext};
 
@@ -77,9 +78,7 @@ impl Caller {
     fn read() -> Result<Self, Error> {
         let path = "/proc/self/cgroup";
         let groups = kernel_files::text(path).at("read", path)?;
-        let of_systemd =
-            |line: &str| line.strip_prefix("0::").or(line.strip_prefix("1:name=systemd:")).map(str::to_owned);
-        let group = groups.lines().find_map(of_systemd).unwrap_or_default();
+        let group = groups_of_systemd(&groups).next().unwrap_or_default().to_owned();
         let parent = |process: &Process| Process::new(process.stat().ok()?.ppid).ok();
         let line = std::iter::successors(Process::myself().ok(), parent);
         Ok(Caller { group, pids: line.map(|process| process.pid).collect() })

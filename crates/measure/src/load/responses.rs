@@ -8,6 +8,7 @@ use mio::Token;
 use super::connection::{Pending, Role, State};
 use super::driver::{Driver, HOUSEKEEPING_NS};
 use super::schedule::Schedule;
+use super::sink::Sink;
 use super::workload::{Verdict, Workload};
 use crate::clock::{now_ns, ns};
 use crate::error::Result;
@@ -161,9 +162,7 @@ impl<W: Workload> Driver<'_, W> {
 
     fn emit(&mut self, sample: &Sample) -> Result<()> {
         self.counters.sample(sample);
-        if let Some(builder) = &mut self.builder {
-            builder.add(sample, self.waiting > 0);
-        }
+        self.builder.add(sample, self.waiting > 0);
         self.sink.as_mut().map_or(Ok(()), |sink| sink.sample(sample))
     }
 
@@ -225,9 +224,7 @@ impl<W: Workload> Driver<'_, W> {
         self.time_out_unsent(schedule, limit, now)?;
         if now >= self.record_flush_ns {
             self.record_flush_ns = now + RECORD_FLUSH_NS;
-            if let Some(sink) = &mut self.sink {
-                sink.flush()?;
-            }
+            self.sink.as_mut().map_or(Ok(()), Sink::flush)?;
         }
         Ok(())
     }

@@ -228,17 +228,14 @@ impl SampleEncoder {
 
 fn decode_samples(payload: &[u8]) -> Result<Vec<Sample>, Damage> {
     let short = Damage::Content("a samples block is shorter than its count requires");
-    let Some((head, mut body)) = payload.split_at_checked(SAMPLES_HEAD_LEN) else { return Err(short) };
-    let mut base = [0; 8];
-    base.copy_from_slice(&head[..8]);
-    let mut count = [0; 4];
-    count.copy_from_slice(&head[8..]);
-    let count = u32::from_le_bytes(count) as usize;
+    let head = payload.split_first_chunk::<8>().and_then(|(base, rest)| Some((base, rest.split_first_chunk::<4>()?)));
+    let Some((base, (count, mut body))) = head else { return Err(short) };
+    let count = u32::from_le_bytes(*count) as usize;
     // A sample has at least five bytes: so a wrong count cannot reserve more memory than the payload justifies.
     if count > body.len() / 5 {
         return Err(short);
     }
-    let mut previous = u64::from_le_bytes(base);
+    let mut previous = u64::from_le_bytes(*base);
     let mut samples = Vec::with_capacity(count);
     for _ in 0..count {
         let sample = take_sample(&mut body, previous)?;

@@ -494,11 +494,9 @@ fn descriptor(criu: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let mut byte = [0];
     recvmsg(criu, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
         .with_action("receive a userfaultfd")?;
-    let mut found = None;
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-            found = found.or(descriptors.into_iter().next());
-        }
-    }
-    found.ok_or_else(|| Error::Daemon("criu sent a process without its userfaultfd".into()))
+    let first = |message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    };
+    ancillary.drain().find_map(first).ok_or_else(|| Error::Daemon("criu sent a process without its userfaultfd".into()))
 }
