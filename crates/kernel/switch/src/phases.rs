@@ -242,6 +242,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
         let text = "a killed switch was rolled back";
         report(observer, EventKind::Warning { text: text.into() });
     }
+    // not in the list: a refusal leaves the earlier journal as it is, and the journal and the guardian of all phases need this result
     let begun = now_ns();
     report(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "check".into() });
     let mut journal = check_switch(plan)?;

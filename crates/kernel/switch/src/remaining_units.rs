@@ -40,12 +40,12 @@ pub struct RemainingUnits {
 
 /// A unit as systemd describes it.
 #[derive(Debug, Default)]
-struct UnitProperties {
+pub(crate) struct UnitProperties {
     properties: BTreeMap<String, Vec<String>>,
 }
 
 impl UnitProperties {
-    fn list(&self, property: &str) -> impl Iterator<Item = &str> {
+    pub(crate) fn list(&self, property: &str) -> impl Iterator<Item = &str> {
         self.properties.get(property).into_iter().flatten().map(String::as_str)
     }
 
@@ -93,9 +93,9 @@ impl Caller {
 }
 
 /// Every unit that systemd has loaded.
-struct Units {
+pub(crate) struct Units {
     /// Units by their names.
-    known: BTreeMap<String, UnitProperties>,
+    pub(crate) known: BTreeMap<String, UnitProperties>,
     /// Name of the unit that the next boot starts, with all that it wants.
     default: String,
 }
@@ -133,7 +133,7 @@ impl Units {
         run("query the units", "systemctl", &arguments, None).map(|text| Units::parse(&text))
     }
 
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let (mut known, mut default) = (BTreeMap::new(), String::new());
         for paragraph in text.split("\n\n") {
             let pairs = paragraph.lines().filter_map(|line| line.split_once('='));
