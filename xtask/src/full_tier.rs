@@ -47,7 +47,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let path = target_dir(root).join("full").join(format!("{commit}.jsonl"));
     let mut lines = record::read(&path)?;
     let units = programs::build(root, false)?;
-    let steps = steps(&units, &words());
+    let steps = steps(&units, &runner::words());
     if steps.is_empty() {
         bail!("no kind of test has a name with a word of TEST_ONLY");
     }
@@ -62,20 +62,10 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         lines.push(line);
         record_pass(root, &commit, &step.kind, &steps, &lines)?;
     }
-    let mut total = Counts::default();
-    lines.iter().for_each(|line| total += line.tests());
     for line in lines.iter().filter(|line| line.failed > 0) {
         println!("failed: {}", line.step);
     }
-    println!("{:.1} hours at {commit}", record::seconds(&lines) / 3600.0);
-    println!("{total}");
-    Ok(total.failed == 0)
-}
-
-/// Words of `TEST_ONLY`; the name of a kind must contain one of them.
-fn words() -> Vec<String> {
-    let text = std::env::var("TEST_ONLY").unwrap_or_default();
-    text.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    Ok(record::end(&lines, &commit))
 }
 
 fn steps<'u>(units: &'u [Unit], words: &[String]) -> Vec<Step<'u>> {
@@ -114,13 +104,14 @@ fn run_step(root: &Path, logs: &Path, commit: &str, step: &Step) -> Result<Line>
         Run::Other(tests) => {
             let mut summary = Summary::default();
             tests(root, logs, &mut summary)?;
-            return Ok(Line::of_tests(commit, &step.name, summary.seconds(), summary.total));
+            let counts = Counts { full_tier: 0, ..summary.total };
+            return Ok(Line::new(commit, 1, &step.name, summary.seconds(), counts, ""));
         }
     };
     let outcome = process::run(&step.name, &mut command, &log_of(logs, &format!("full {}", step.name)), soak::LIMIT)?;
     let counts = process::counts(&outcome);
     runner::report(&step.name, &outcome, counts);
-    Ok(Line::new(commit, 1, &step.name, &outcome, counts))
+    Ok(Line::new(commit, 1, &step.name, outcome.elapsed.as_secs_f64(), counts, &outcome.output))
 }
 
 /// Writes the line of a kind if all its steps have run and passed.

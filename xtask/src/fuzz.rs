@@ -7,6 +7,7 @@
 use crate::process::{self, Counts};
 use crate::programs::{cargo, target_dir};
 use crate::runner::report;
+use crate::soak::number;
 use crate::summary::Summary;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -21,11 +22,8 @@ const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks";
 
 /// Seconds for each target, from `STILLPOINT_FUZZ_SECONDS`.
-fn seconds() -> Result<u32> {
-    match std::env::var("STILLPOINT_FUZZ_SECONDS") {
-        Ok(text) => text.parse().with_context(|| format!("STILLPOINT_FUZZ_SECONDS is {text:?}, not a number")),
-        Err(_) => Ok(12),
-    }
+fn seconds() -> Result<u64> {
+    number("STILLPOINT_FUZZ_SECONDS", 12)
 }
 
 /// Names of the targets: the files of `fuzz/targets`.
@@ -65,7 +63,7 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
     for name in &names {
         steps.push((format!("fuzz {name}"), command(root, &target_dir, name)?, logs.join(format!("fuzz-{name}.log"))));
     }
-    let limit = Duration::from_secs(u64::from(seconds()?) + 120);
+    let limit = Duration::from_secs(seconds()? + 120);
     process::run_beside(steps, 2, limit, |number, outcome| {
         let counts = Counts::one(outcome.succeeded);
         let name = &names[number];

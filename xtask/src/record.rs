@@ -1,6 +1,6 @@
 //! Lines of a long run: one in a file for each step that ended, so that a stopped run can resume.
 
-use crate::process::{Counts, Outcome};
+use crate::process::Counts;
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -28,27 +28,18 @@ pub(crate) struct Line {
 
 impl Line {
     /// Makes the line of a step that has ended on this machine.
-    pub(crate) fn new(commit: &str, round: u32, step: &str, outcome: &Outcome, counts: Counts) -> Line {
+    pub(crate) fn new(commit: &str, round: u32, step: &str, seconds: f64, counts: Counts, output: &str) -> Line {
         Line {
             commit: commit.to_owned(),
             round,
             step: step.to_owned(),
-            seconds: outcome.elapsed.as_secs_f64(),
+            seconds,
             passed: counts.passed,
             failed: counts.failed,
             skipped: counts.skipped + counts.withheld + counts.full_tier,
             machine: machine(),
-            counts: counted(&outcome.output),
+            counts: counted(output),
         }
-    }
-
-    /// Makes the line of tests that are not cargo's programs.
-    pub(crate) fn of_tests(commit: &str, step: &str, seconds: f64, counts: Counts) -> Line {
-        let (commit, step) = (commit.to_owned(), step.to_owned());
-        let Counts { passed, failed, .. } = counts;
-        let skipped = counts.skipped + counts.withheld;
-        let (machine, counts) = (machine(), BTreeMap::new());
-        Line { commit, round: 1, step, seconds, passed, failed, skipped, machine, counts }
     }
 
     /// Counts of the step's tests.
@@ -85,6 +76,15 @@ fn machine() -> String {
 /// Seconds of all steps.
 pub(crate) fn seconds(lines: &[Line]) -> f64 {
     lines.iter().map(|line| line.seconds).sum()
+}
+
+/// Prints the hours and the counts of all lines; returns true if no test has failed.
+pub(crate) fn end(lines: &[Line], commit: &str) -> bool {
+    let mut total = Counts::default();
+    lines.iter().for_each(|line| total += line.tests());
+    println!("{:.1} hours at {commit}", seconds(lines) / 3600.0);
+    println!("{total}");
+    total.failed == 0
 }
 
 /// Returns the round and the step that follow the finished ones.

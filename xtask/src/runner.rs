@@ -32,8 +32,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     println!("Every test of the tree, quick ones first. Servers are unpacked in the cache, nothing is installed;");
     println!("each line: time, counts, name. A failure shows its output and the command to rerun it.");
     println!("{}\n", check_room(root)?);
-    let words = std::env::var("TEST_ONLY").unwrap_or_default();
-    let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
+    let words = words();
     let everything = words.is_empty();
     let passed = ResultCache::of_tree(root, everything)?;
     println!("building the tests");
@@ -59,6 +58,12 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     summary.print(&cache_log);
     println!("\n{} s in all; logs in {}", (compiled + start.elapsed()).as_secs(), logs.display());
     end(&summary)
+}
+
+/// Words of `TEST_ONLY`; the name of a kind must contain one of them.
+pub(crate) fn words() -> Vec<String> {
+    let text = std::env::var("TEST_ONLY").unwrap_or_default();
+    text.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
 /// Time since `make test` began to compile this program and the tests, from `TEST_BEGAN` (seconds since 1970) if it is set.
@@ -91,8 +96,8 @@ fn end(summary: &Summary) -> Result<bool> {
 }
 
 /// Selects the units whose names contain one of the words; without words all units.
-fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
-    let is_chosen = |unit: &Unit| words.is_empty() || words.iter().any(|word| unit.name().contains(word));
+fn chosen(units: Vec<Unit>, words: &[String]) -> Result<Vec<Unit>> {
+    let is_chosen = |unit: &Unit| words.is_empty() || words.iter().any(|word| unit.name().contains(word.as_str()));
     let chosen: Vec<Unit> = units.into_iter().filter(is_chosen).collect();
     if chosen.is_empty() {
         bail!("no tests have a name with {}", words.join(" or "));

@@ -7,7 +7,7 @@
 //! rounds at a time; `SOAK_STEPS=N` ends the run after so many steps. A test reports its counts by lines `COUNT what number`: they are
 //! stored with its step.
 
-use crate::process::{self, Counts};
+use crate::process;
 use crate::programs::{self, Unit};
 use crate::record::{self, Line};
 use crate::runner;
@@ -57,7 +57,7 @@ impl Step<'_> {
 }
 
 /// Number in an environment variable, or `otherwise` if it is not set.
-fn number<N: std::str::FromStr>(name: &str, otherwise: N) -> Result<N> {
+pub(crate) fn number<N: std::str::FromStr>(name: &str, otherwise: N) -> Result<N> {
     match std::env::var(name) {
         Ok(text) => text.parse().ok().with_context(|| format!("{name} is {text:?}, not a number")),
         Err(_) => Ok(otherwise),
@@ -109,18 +109,14 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         let outcome = process::run(&names[at], &mut command, &log, LIMIT)?;
         let counts = process::counts(&outcome);
         runner::report(&format!("round {round}: {}", names[at]), &outcome, counts);
-        let line = Line::new(&commit, round, &names[at], &outcome, counts);
+        let line = Line::new(&commit, round, &names[at], outcome.elapsed.as_secs_f64(), counts, &outcome.output);
         record::append(&path, &line)?;
         lines.push(line);
         if counts.failed > 0 {
             fs::copy(&log, logs.join(format!("soak-failed-{round}-{at}.log")))?;
         }
     }
-    let mut total = Counts::default();
-    lines.iter().for_each(|line| total += line.tests());
-    println!("{:.1} hours at {commit}", record::seconds(&lines) / 3600.0);
-    println!("{total}");
-    Ok(total.failed == 0)
+    Ok(record::end(&lines, &commit))
 }
 
 /// Steps of a round: one piece of every test, then the next piece of every test.

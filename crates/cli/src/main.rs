@@ -7,14 +7,14 @@
 mod completions;
 mod examples;
 mod kernel;
-mod later;
+mod lazy_command;
 mod measure;
 mod migrate;
 mod output;
 mod patch;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use later::Later;
+use lazy_command::LazyCommand;
 use output::{Output, Success};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -35,16 +35,16 @@ struct Cli {
 enum Command {
     /// Build live patches, and apply them to running programs.
     #[command(subcommand, after_help = examples::of("stillpoint patch"))]
-    Patch(Box<Later<patch::Command>>),
+    Patch(Box<LazyCommand<patch::Command>>),
     /// Move a database to another server while its clients work.
     #[command(subcommand, after_help = examples::of("stillpoint migrate"))]
-    Migrate(Later<migrate::Command>),
+    Migrate(LazyCommand<migrate::Command>),
     /// Checkpoint and restore running programs with their connections and memory, and switch kernels below them.
     #[command(subcommand, after_help = examples::of("stillpoint kernel"))]
-    Kernel(Later<kernel::Command>),
+    Kernel(LazyCommand<kernel::Command>),
     /// Put load on a server, record every latency, and report.
     #[command(after_help = examples::of("stillpoint measure"))]
-    Measure(Later<measure::Args>),
+    Measure(LazyCommand<measure::Args>),
     /// Print what a shell completes.
     #[command(hide = true)]
     Completions(completions::Args),

@@ -20,7 +20,7 @@ use stillpoint_measure::report::Report;
 use stillpoint_measure::summary::{Latency, Summary};
 use stillpoint_measure::timeline::Timeline;
 
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Output, ResultLine};
 
 /// Version of the JSON objects printed by this command.
 const JSON_VERSION: u32 = 1;
@@ -255,23 +255,15 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     match args.command {
         Command::Redis(args) => {
             let protocol = Protocol::Redis { mix: args.mix, keys: args.keys.keys, value_bytes: args.keys.value_bytes };
-            let strict = args.run.strict;
-            run_plan(Plan { blocking: args.blocking, ..args.run.plan(protocol) }, strict, output)
+            run_load(args.run, protocol, args.blocking, output)
         }
         Command::Memcached(args) => {
             let protocol =
                 Protocol::Memcached { mix: args.mix, keys: args.keys.keys, value_bytes: args.keys.value_bytes };
-            let strict = args.run.strict;
-            run_plan(args.run.plan(protocol), strict, output)
+            run_load(args.run, protocol, 0, output)
         }
-        Command::Tcp(args) => {
-            let strict = args.run.strict;
-            run_plan(args.run.plan(Protocol::Tcp { value_bytes: args.value_bytes }), strict, output)
-        }
-        Command::Http(args) => {
-            let strict = args.run.strict;
-            run_plan(args.run.plan(Protocol::Http { path: args.path }), strict, output)
-        }
+        Command::Tcp(args) => run_load(args.run, Protocol::Tcp { value_bytes: args.value_bytes }, 0, output),
+        Command::Http(args) => run_load(args.run, Protocol::Http { path: args.path }, 0, output),
         Command::Postgres(args) => postgres::run(args, output),
         Command::Check(args) => postgres::run_check(args, output),
         Command::Load(args) => run_fill(args, output),
@@ -280,16 +272,8 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     }
 }
 
-#[derive(Serialize)]
-struct Line<'a, T> {
-    v: u32,
-    event: &'a str,
-    #[serde(flatten)]
-    body: &'a T,
-}
-
-fn json<T: Serialize>(output: &Output, event: &str, body: &T) {
-    output.json(&Line { v: JSON_VERSION, event, body });
+fn json<T: Serialize>(output: &Output, event: &'static str, fields: &T) {
+    output.json(&ResultLine { v: JSON_VERSION, event, fields });
 }
 
 fn run_fill(args: LoadArgs, output: &Output) -> Result<(), Failure> {
@@ -336,7 +320,9 @@ fn show_progress(counters: &Counters, is_finished: impl Fn() -> bool, interrupt_
     }
 }
 
-fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
+fn run_load(args: LoopArgs, protocol: Protocol, blocking: u32, output: &Output) -> Result<(), Failure> {
+    let strict = args.strict;
+    let plan = Plan { blocking, ..args.plan(protocol) };
     let interrupt_flag = interrupt_flag()?;
     let load = Load::start(plan).map_err(failure)?;
     show_progress(load.counters(), || load.is_finished(), &interrupt_flag, output);
@@ -354,10 +340,10 @@ fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
 fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
     output.progress("reading");
     let records =
-        args.record.iter().map(|path| Record::open(path)).collect::<Result<Vec<_>, _>>().map_err(read_failure)?;
-    let timeline = Timeline::open(&args.events).map_err(read_failure)?;
+        args.record.iter().map(|path| Record::open(path)).collect::<Result<Vec<_>, _>>().map_err(Failure::refused)?;
+    let timeline = Timeline::open(&args.events).map_err(Failure::refused)?;
     let other_lines = timeline.other_lines;
-    let report = Report::of(records, timeline).map_err(read_failure)?;
+    let report = Report::of(records, timeline).map_err(Failure::refused)?;
     output.progress_done();
     write_named(&args.output, report.html().as_bytes())
         .map_err(|error| Failure::failed(error, "the records are as they were"))?;
@@ -385,7 +371,8 @@ fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
 }
 
 fn run_compare(args: CompareArgs, output: &Output) -> Result<(), Failure> {
-    let summary = |path: &PathBuf| Record::open(path).map(|record| Summary::of_record(&record)).map_err(read_failure);
+    let summary =
+        |path: &PathBuf| Record::open(path).map(|record| Summary::of_record(&record)).map_err(Failure::refused);
     let comparison = compare(summary(&args.a)?, summary(&args.b)?);
     output.line(format!("{:<12}{:>14}{:>14}{:>10}", "", args.a.display(), args.b.display(), "ratio"));
     for row in &comparison.rows {
@@ -398,10 +385,6 @@ fn run_compare(args: CompareArgs, output: &Output) -> Result<(), Failure> {
 }
 
 /// Failure for a file that cannot be used.
-fn read_failure(error: stillpoint_measure::Error) -> Failure {
-    Failure::refused(error)
-}
-
 /// Converts an error: a measurement changes nothing in the service except its own keys.
 fn failure(error: stillpoint_measure::Error) -> Failure {
     match error {

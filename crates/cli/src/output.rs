@@ -5,6 +5,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -111,22 +112,16 @@ pub(crate) struct Output {
     targets: Mutex<BTreeMap<u32, String>>,
 }
 
+/// Result as a line of JSON.
 #[derive(Serialize)]
-struct FailureLine<'a> {
-    exit: i32,
-    error: String,
-    causes: Vec<String>,
-    state: &'a str,
-    #[serde(rename = "try")]
-    hint: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct ResultLine<'a, T> {
-    v: u32,
-    event: &'static str,
+pub(crate) struct ResultLine<'a, T> {
+    /// Version of the line's format.
+    pub(crate) v: u32,
+    /// Name of the event.
+    pub(crate) event: &'static str,
+    /// All other fields.
     #[serde(flatten)]
-    fields: &'a T,
+    pub(crate) fields: &'a T,
 }
 
 impl Output {
@@ -290,13 +285,13 @@ impl Output {
         let causes: Vec<String> = failure.error.chain().skip(1).map(ToString::to_string).collect();
         self.result(
             "failed",
-            &FailureLine {
-                exit: failure.exit as i32,
-                error: failure.error.to_string(),
-                causes: causes.clone(),
-                state: &failure.state,
-                hint: failure.hint.as_deref(),
-            },
+            &json!({
+                "exit": failure.exit as i32,
+                "error": failure.error.to_string(),
+                "causes": causes,
+                "state": failure.state,
+                "try": failure.hint,
+            }),
         );
         let _ = io::stderr().write_all(failure_text(failure, &causes).as_bytes());
         ExitCode::from(failure.exit as u8)

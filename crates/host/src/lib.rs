@@ -33,6 +33,7 @@
 #![deny(unsafe_code)]
 
 pub mod cache;
+pub mod clock;
 mod error;
 pub mod file;
 pub mod kernel_files;

@@ -15,12 +15,12 @@ use std::fmt::Write;
 /// assert_eq!(one_line("a\nstate: good\u{1b}[2K"), "a\\nstate: good\\u{1b}[2K");
 /// ```
 pub fn one_line(text: &str) -> Cow<'_, str> {
-    shown(text, is_hidden)
+    shown(text, is_hidden, escape)
 }
 
 /// Returns `text` with its own line breaks and tabs, for texts of several lines. A name in such a text must go through [`one_line`] before.
 pub fn lines(text: &str) -> Cow<'_, str> {
-    shown(text, |c| is_hidden(c) && !matches!(c, '\n' | '\t'))
+    shown(text, |c| is_hidden(c) && !matches!(c, '\n' | '\t'), escape)
 }
 
 /// Returns `text` with its line breaks, all lines but the first indented: none looks like a line of this program.
@@ -34,31 +34,26 @@ pub fn indented(text: &str) -> Cow<'_, str> {
 /// Escapes such characters in a JSON text as numbers; its meaning does not change.
 pub fn json(text: &str) -> Cow<'_, str> {
     // Outside of its strings JSON has none of them but blanks.
-    let is_shown = |c: char| !is_hidden(c) || matches!(c, '\n' | '\r' | '\t');
-    if text.chars().all(is_shown) {
-        return text.into();
-    }
-    let mut written = String::with_capacity(text.len() + 16);
-    for character in text.chars() {
-        if is_shown(character) {
-            written.push(character);
-            continue;
-        }
+    let hide = |c: char| is_hidden(c) && !matches!(c, '\n' | '\r' | '\t');
+    shown(text, hide, |character, written| {
         for unit in character.encode_utf16(&mut [0; 2]) {
             let _ = write!(written, "\\u{unit:04x}");
         }
-    }
-    written.into()
+    })
 }
 
-fn shown(text: &str, hide: impl Fn(char) -> bool) -> Cow<'_, str> {
+fn escape(character: char, written: &mut String) {
+    written.extend(character.escape_default());
+}
+
+fn shown(text: &str, hide: impl Fn(char) -> bool, escape: impl Fn(char, &mut String)) -> Cow<'_, str> {
     if !text.contains(&hide) {
         return text.into();
     }
     let mut written = String::with_capacity(text.len() + 16);
     for character in text.chars() {
         if hide(character) {
-            written.extend(character.escape_default());
+            escape(character, &mut written);
         } else {
             written.push(character);
         }

@@ -30,6 +30,12 @@ impl Blackout {
     fn longer(self, other: Blackout) -> Blackout {
         if other.duration_ns > self.duration_ns { other } else { self }
     }
+
+    /// Returns the longest interval; of equally long ones the first.
+    fn longest<'a>(intervals: impl IntoIterator<Item = &'a (u64, u64)>) -> Blackout {
+        let all = intervals.into_iter().map(|&(from, to)| Blackout::between(from, to));
+        all.fold(Blackout::default(), Blackout::longer)
+    }
 }
 
 /// Finds the blackout while a load runs.
@@ -98,14 +104,12 @@ impl Intervals {
 
     /// Returns the longest; of equally long ones the first.
     pub(crate) fn longest(&self) -> Blackout {
-        let all = self.0.iter().map(|&(from, to)| Blackout::between(from, to));
-        all.fold(Blackout::default(), Blackout::longer)
+        Blackout::longest(&self.0)
     }
 
     /// Returns the longest that overlaps a window, in its full length.
     pub(crate) fn longest_overlapping(&self, from_ns: u64, to_ns: u64) -> Blackout {
-        let all = self.overlapping(from_ns, to_ns).iter().map(|&(from, to)| Blackout::between(from, to));
-        all.fold(Blackout::default(), Blackout::longer)
+        Blackout::longest(self.overlapping(from_ns, to_ns))
     }
 
     /// Returns the longest part of any of them within a window.
@@ -117,8 +121,7 @@ impl Intervals {
     /// Returns the longest that overlaps none of the windows.
     pub(crate) fn longest_outside(&self, windows: &[(u64, u64)]) -> Blackout {
         let meets = |from, to| windows.iter().any(|&(start, end)| from <= end && to >= start);
-        let all = self.0.iter().filter(|&&(from, to)| !meets(from, to)).map(|&(from, to)| Blackout::between(from, to));
-        all.fold(Blackout::default(), Blackout::longer)
+        Blackout::longest(self.0.iter().filter(|&&(from, to)| !meets(from, to)))
     }
 
     fn overlapping(&self, from_ns: u64, to_ns: u64) -> &[(u64, u64)] {

@@ -2,14 +2,7 @@
 
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
-
-/// Returns the current time. It is read through the vDSO; its resolution is one nanosecond, a reading costs about 20 ns.
-pub fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    // The kernel never returns a negative monotonic time.
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
+pub use stillpoint_host::clock::now_ns;
 
 /// Converts a duration to nanoseconds, limited to 584 years.
 pub(crate) fn ns(duration: Duration) -> u64 {

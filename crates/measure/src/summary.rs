@@ -145,29 +145,39 @@ pub struct Summary {
     pub kinds: Vec<KindSummary>,
 }
 
+/// Outcomes and latencies of a set of requests.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) counts: Counts,
+    latency: Distribution,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, sample: &Sample) {
+        self.counts.add(sample.outcome);
+        self.latency.add(sample.latency_ns);
+    }
+
+    pub(crate) fn latency(&self) -> Latency {
+        self.latency.latency()
+    }
+}
+
 /// Builds a [`Summary`] from requests in the order of their ends.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SummaryBuilder {
     began_ns: u64,
-    counts: Counts,
-    latency: Distribution,
+    all: Tally,
     lateness: Distribution,
     tracker: Tracker,
-    kinds: Vec<(String, Counts, Distribution)>,
+    kinds: Vec<(String, Tally)>,
 }
 
 impl SummaryBuilder {
     /// Makes a tally for requests of these kinds, from `began_ns` on.
     pub fn new(kinds: &[String], began_ns: u64) -> Self {
-        let kinds = kinds.iter().map(|kind| (kind.clone(), Counts::default(), Distribution::default()));
-        SummaryBuilder {
-            began_ns,
-            counts: Counts::default(),
-            latency: Distribution::default(),
-            lateness: Distribution::default(),
-            tracker: Tracker::default(),
-            kinds: kinds.collect(),
-        }
+        let kinds = kinds.iter().map(|kind| (kind.clone(), Tally::default())).collect();
+        SummaryBuilder { began_ns, kinds, ..SummaryBuilder::default() }
     }
 
     /// Notes a request that is due and not answered yet.
@@ -177,15 +187,13 @@ impl SummaryBuilder {
 
     /// Adds a request that ended; `others_wait` is true if other due requests are still unanswered.
     pub fn add(&mut self, sample: &Sample, others_wait: bool) {
-        self.counts.add(sample.outcome);
-        self.latency.add(sample.latency_ns);
+        self.all.add(sample);
         self.lateness.add(u64::from(sample.late_us) * 1000);
         if sample.outcome == Outcome::Ok {
             self.tracker.answered(sample.ended_ns(), others_wait);
         }
-        if let Some((_, counts, latency)) = self.kinds.get_mut(usize::from(sample.kind)) {
-            counts.add(sample.outcome);
-            latency.add(sample.latency_ns);
+        if let Some((_, tally)) = self.kinds.get_mut(usize::from(sample.kind)) {
+            tally.add(sample);
         }
     }
 
@@ -198,21 +206,20 @@ impl SummaryBuilder {
     fn summary(&self, ended_ns: u64, blackout: Blackout) -> Summary {
         let duration_ns = ended_ns.saturating_sub(self.began_ns);
         let seconds = (duration_ns as f64 / 1e9).max(1e-9);
-        let kinds = self.kinds.iter().filter(|(_, counts, _)| counts.requests > 0);
+        let kinds = self.kinds.iter().filter(|(_, tally)| tally.counts.requests > 0);
+        let kind = |(kind, tally): &(String, Tally)| KindSummary {
+            kind: kind.clone(),
+            counts: tally.counts,
+            latency: tally.latency(),
+        };
         Summary {
             duration_ns,
-            counts: self.counts,
-            throughput: self.counts.ok as f64 / seconds,
-            latency: self.latency.latency(),
+            counts: self.all.counts,
+            throughput: self.all.counts.ok as f64 / seconds,
+            latency: self.all.latency(),
             lateness: self.lateness.latency(),
             blackout,
-            kinds: kinds
-                .map(|(kind, counts, latency)| KindSummary {
-                    kind: kind.clone(),
-                    counts: *counts,
-                    latency: latency.latency(),
-                })
-                .collect(),
+            kinds: kinds.map(kind).collect(),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 const EVENTS_MAX: u64 = 4 << 30;
 
 /// End of an operation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "result")]
 pub enum Ending {
     /// Every thread runs the new side.
@@ -29,6 +29,7 @@ pub enum Ending {
     /// There was nothing to do.
     AlreadyThere,
     /// The events end before the operation does.
+    #[default]
     Open,
 }
 
@@ -60,7 +61,7 @@ pub struct Phase {
 }
 
 /// Operation of an engine, such as an apply or a revert.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
     /// `apply`, `revert`, `abort`, `check`, ...
     pub operation: String,
@@ -148,8 +149,7 @@ impl Timeline {
 
     /// Returns the patches active at the start, and every change of them.
     pub fn versions(&self) -> Vec<(u64, Vec<String>)> {
-        let mut changes: Vec<(u64, &Operation)> = Vec::new();
-        changes.extend(self.operations.iter().filter_map(|op| Some((op.committed_ns?, op))));
+        let mut changes: Vec<_> = self.operations.iter().filter_map(|op| Some((op.committed_ns?, op))).collect();
         changes.sort_by_key(|&(t, _)| t);
         let initial = changes.first().map_or(Vec::new(), |(_, op)| before(op));
         let mut versions = vec![(0, initial)];
@@ -252,17 +252,10 @@ impl Builder {
             let operation = Operation {
                 operation: operation.to_owned(),
                 pid: event.pid,
-                patches: Vec::new(),
                 started_ns: event.t_ns,
                 ended_ns: event.t_ns,
-                ending: Ending::Open,
                 active,
-                committed_ns: None,
-                migration_ns: None,
-                threads: 0,
-                phases: Vec::new(),
-                stops: Vec::new(),
-                busy: BTreeMap::new(),
+                ..Operation::default()
             };
             self.open.insert(event.pid, operation);
         }

@@ -20,6 +20,9 @@ pub fn with<T>(binary: &'static Path, work: impl FnOnce() -> T) -> T {
 }
 
 /// Returns the binary of an earlier version (see [`recipes::earlier_version`]).
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn earlier() -> Result<&'static Path, Unavailable> {
     Ok(Box::leak(recipes::earlier_version()?.into_boxed_path()))
 }

@@ -160,6 +160,9 @@ pub fn postgresql() -> Result<PathBuf, Unavailable> {
 }
 
 /// Makes a fresh Debian of a suite, in `root`, with further packages; their names have commas between them.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn root(suite: &str, packages: &str) -> Result<PathBuf, Unavailable> {
     Script { name: "root", files: &["setup/archive"], words: &[suite, packages], compilers: &[] }
         .entry(&[suite.into(), packages.into()])
@@ -200,6 +203,9 @@ pub fn postgres_regress(fetch: &Path, package_version: &str) -> Result<PathBuf, 
 const EARLIER_VERSION: &str = "b7a8496db89a51abdd1df6ed3a106c3b01424098";
 
 /// Makes the `stillpoint` of an earlier version, from this repository's history.
+///
+/// # Errors
+/// The entry cannot be made.
 pub fn earlier_version() -> Result<PathBuf, Unavailable> {
     let inputs = [EARLIER_VERSION.as_bytes().to_vec(), version("rustc")?];
     let made = entry("built", "stillpoint", &inputs, |into| {

@@ -1,8 +1,9 @@
-//! Rules of the language: words that users do not read, beginnings of doc comments, names of files, and sections of errors.
+//! Rules of the language: words that users do not read, beginnings of doc comments, and names of files.
 
-use super::layers::{Layer, place};
 use super::lexer::{code_only, lines_outside_tests, strings_only};
 use super::{Finding, SourceFile, Tree};
+use std::collections::BTreeSet;
+use std::path::Path;
 
 /// Words that name no actor, or that the field does not use.
 const BANNED: [&str; 11] =
@@ -91,68 +92,27 @@ fn doc_text(line: &str) -> Option<&str> {
     (!text.starts_with('/')).then(|| text.trim_start())
 }
 
-/// Names of files that are everyday words.
-const EVERYDAY: [&str; 10] =
-    ["again", "apart", "meeting", "steady", "light", "since", "several", "spoken", "used", "calm"];
+/// Everyday words: adverbs, participles and prepositions, which do not name what a file or a folder holds.
+const EVERYDAY: &str = "again annotated apart asked before calm captured done early following given gone hands held kept \
+    killed known late later light made meeting once own refused seen several since soon spoken steady taken told until \
+    used wanted way while without";
 
-/// Finds files whose name is not a noun of the field.
+/// Finds source files and folders whose name is not a noun of the field.
 pub(super) fn everyday_names(tree: &Tree) -> Vec<Finding> {
-    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs").to_owned();
-    let found = tree.files.iter().filter(|file| file.is_rust() && EVERYDAY.contains(&name(&file.path).as_str()));
-    found.map(|file| Finding::new(&file.path, 0, "a file is named by a noun of the field")).collect()
-}
-
-/// Counts, for each library, the public functions that return a `Result` and do not state their errors in a section `# Errors`.
-pub(super) fn unstated_errors(tree: &Tree) -> Vec<(String, usize)> {
-    let is_library = |package: &&super::Package| {
-        package.dir.starts_with("crates/")
-            && tree.file(&format!("{}/src/lib.rs", package.dir)).is_some()
-            && !matches!(place(&package.name), Some((Layer::Tool, _)))
-    };
-    let mut all = Vec::new();
-    for package in tree.packages.iter().filter(is_library) {
-        let source = format!("{}/src", package.dir);
-        let files = tree.rust_below(&source).filter(|file| !file.is_test());
-        let count: usize = files.map(|file| unstated_in(&file.text).len()).sum();
-        if count > 0 {
-            all.push((package.name.clone(), count));
-        }
+    let is_source = |path: &str| [".rs", ".c", ".cc", ".h", ".s", ".sh", ".py"].iter().any(|end| path.ends_with(end));
+    let mut found = BTreeSet::new();
+    for file in tree.files.iter().filter(|file| file.path.starts_with("crates/") || file.path.starts_with("xtask/")) {
+        let path = Path::new(&file.path);
+        let is_everyday =
+            |path: &&Path| path.file_stem().is_some_and(|name| EVERYDAY.split_whitespace().any(|word| name == word));
+        found.extend(path.ancestors().skip(usize::from(!is_source(&file.path))).filter(is_everyday));
     }
-    all
-}
-
-/// Lines of public functions that return a `Result` without a section of errors.
-fn unstated_in(text: &str) -> Vec<usize> {
-    let code = code_only(text);
-    let lines: Vec<&str> = text.lines().collect();
-    let outside = lines_outside_tests(&code);
-    let mut found = Vec::new();
-    for (at, (number, line)) in outside.iter().enumerate() {
-        if !is_public_function(line) {
-            continue;
-        }
-        let signature = outside[at..].iter().take(40).map(|(_, line)| *line).collect::<Vec<_>>().join(" ");
-        let signature = signature.split(['{', ';']).next().unwrap_or_default();
-        let returned = signature.rsplit_once("->").map(|(_, returned)| returned).unwrap_or_default();
-        let fails = returned.split(|c: char| !c.is_alphanumeric()).any(|word| word == "Result");
-        let above = lines[..number - 1].iter().rev().map(|line| line.trim_start());
-        let mut above = above.take_while(|line| line.starts_with("///") || line.starts_with("#["));
-        if fails && !above.any(|line| line.starts_with("/// # Errors")) {
-            found.push(*number);
-        }
-    }
-    found
-}
-
-fn is_public_function(line: &str) -> bool {
-    let Some(rest) = line.trim_start().strip_prefix("pub ") else { return false };
-    let is_qualifier = |word: &&str| matches!(*word, "async" | "const" | "unsafe" | "extern");
-    rest.split_whitespace().find(|word| !is_qualifier(word)) == Some("fn")
+    let text = "a file or a folder is named by a noun of the field";
+    found.into_iter().map(|path| Finding::new(&path.to_string_lossy(), 0, text)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Package;
     use super::*;
 
     fn lines(findings: &[Finding]) -> Vec<String> {
@@ -186,21 +146,16 @@ mod tests {
 
     #[test]
     fn everyday_words_as_names_are_found() {
-        let tree =
-            Tree::of_files([("crates/a/src/again.rs", ""), ("crates/a/src/rendezvous.rs", ""), ("again.md", "")]);
-        assert_eq!(lines(&everyday_names(&tree)), ["crates/a/src/again.rs:0"]);
-    }
-
-    #[test]
-    fn functions_without_stated_errors_are_counted() {
-        let text = "/// Reads.\n///\n/// # Errors\n/// It is gone.\n#[inline]\npub fn a() -> Result<()> {}\n\
-                    /// Reads.\npub async fn b(\n  x: u8,\n) -> io::Result<()> {\n}\n\
-                    pub fn c() -> Option<u8> { None }\nfn d() -> Result<()> {}\npub(crate) fn e() -> Result<()> {}\n\
-                    #[cfg(test)]\nmod tests {\n pub fn f() -> Result<()> {}\n}\n";
-        assert_eq!(unstated_in(text), [8]);
-        let mut tree = Tree::of_files([("crates/patch/format/src/lib.rs", text)]);
-        let (name, dir) = ("stillpoint-patch-format".to_owned(), "crates/patch/format".to_owned());
-        tree.packages.push(Package { name: name.clone(), dir, ..Package::default() });
-        assert_eq!(unstated_errors(&tree), [(name, 1)]);
+        let tree = Tree::of_files([
+            ("crates/a/src/again.rs", ""),
+            ("crates/a/src/rendezvous.rs", ""),
+            ("crates/a/src/kept/one.rs", ""),
+            ("crates/a/src/kept/two.rs", ""),
+            ("xtask/programs/late.c", ""),
+            ("xtask/late.txt", ""),
+            ("again.md", ""),
+        ]);
+        let expected = ["crates/a/src/again.rs:0", "crates/a/src/kept:0", "xtask/programs/late.c:0"];
+        assert_eq!(lines(&everyday_names(&tree)), expected);
     }
 }

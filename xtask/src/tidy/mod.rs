@@ -56,6 +56,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         text::host_names,
         language::words_for_users,
         language::beginnings,
+        language::everyday_names,
         docs::crate_headers,
         docs::commands_exist,
         docs::fuzz_targets,
@@ -77,12 +78,6 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     }
     for (package, files) in layout::large_cycles(&tree) {
         println!("note: {package}: {} files import each other: {}", files.len(), files.join(", "));
-    }
-    for note in language::everyday_names(&tree) {
-        println!("note: {note}");
-    }
-    for (package, count) in language::unstated_errors(&tree) {
-        println!("note: {package}: {count} public functions return a Result and have no section `# Errors`");
     }
     let findings = findings(&tree);
     for finding in &findings {

@@ -1,7 +1,7 @@
 //! `stillpoint kernel check`: reasons that prevent a checkpoint of a program.
 
 use super::program::{GuardArg, Program, WithCriu};
-use super::{failure, rehearse};
+use super::{rehearse, untouched};
 use crate::output::{Failure, Output};
 use std::path::PathBuf;
 use stillpoint_kernel_checkpoint::{Report, Severity, check};
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 /// Runs `stillpoint kernel check`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let (pid, criu) = (args.program.root()?, args.criu.criu());
-    let report = check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
+    let report = check(pid, &criu).map_err(untouched)?;
     show(&report, output);
     report.require_no_refusal().map_err(Failure::refused)?;
     if args.rehearse { rehearse::run(pid, criu, &args.scratch, args.guard, output) } else { Ok(()) }

@@ -1,12 +1,12 @@
 //! `stillpoint kernel checkpoint`: writes a running program into an image.
 
 use super::program::{GuardArg, PASSES, Program, WithCriu, machine_key};
-use super::{check, failure};
+use super::{check, failure, untouched};
 use crate::output::{Failure, Output};
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_checkpoint::{CheckpointOptions, Form, Pass, check_unit_restart, checkpoint};
+use stillpoint_kernel_checkpoint::{Checkpoint, CheckpointOptions, Form, Pass, check_unit_restart, checkpoint};
 use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel checkpoint`.
@@ -41,36 +41,24 @@ pub(crate) struct Args {
     fail_before_seal: bool,
 }
 
-#[derive(Serialize)]
-struct Line {
-    memories: usize,
-    pages: u64,
-    bytes_written: u64,
-    bytes_zero: u64,
-    frozen_us: u64,
-    passes: Vec<PassLine>,
-}
-
-/// Pass over memory while the program ran.
-#[derive(Serialize)]
-pub(super) struct PassLine {
-    bytes_written: u64,
-    duration_us: u64,
-}
-
-impl PassLine {
-    pub(super) fn of(passes: &[Pass]) -> Vec<PassLine> {
-        let line = |pass: &Pass| PassLine { bytes_written: pass.written, duration_us: pass.duration_ns / 1000 };
-        passes.iter().map(line).collect()
-    }
+/// Fields that the results of a checkpoint and of a rehearsal have in common.
+pub(super) fn result(done: &Checkpoint) -> Value {
+    let pass = |pass: &Pass| json!({ "bytes_written": pass.written, "duration_us": pass.duration_ns / 1000 });
+    json!({
+        "memories": done.memories,
+        "pages": done.pages,
+        "bytes_written": done.written,
+        "frozen_us": done.frozen_ns / 1000,
+        "passes": done.passes.iter().map(pass).collect::<Vec<_>>(),
+    })
 }
 
 /// Runs `stillpoint kernel checkpoint`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let (pid, criu) = (args.program.root()?, args.criu.criu());
     if args.dry_run {
-        Directory::check(&args.image).map_err(|error| failure(error.into(), "nothing was touched"))?;
-        let report = stillpoint_kernel_checkpoint::check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
+        Directory::check(&args.image).map_err(|error| untouched(error.into()))?;
+        let report = stillpoint_kernel_checkpoint::check(pid, &criu).map_err(untouched)?;
         check::show(&report, output);
         report.require_no_refusal().map_err(Failure::refused)?;
         return if args.leave_running { Ok(()) } else { check_unit_restart(pid).map_err(Failure::refused) };
@@ -92,17 +80,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     };
     let done = checkpoint(&options, &|event| output.event(event))
         .map_err(|error| failure(error, "the program continues as before; there is no image"))?;
-    output.result(
-        "checkpointed",
-        &Line {
-            memories: done.memories,
-            pages: done.pages,
-            bytes_written: done.written,
-            bytes_zero: done.zeros,
-            frozen_us: done.frozen_ns / 1000,
-            passes: PassLine::of(&done.passes),
-        },
-    );
+    let mut fields = result(&done);
+    fields["bytes_zero"] = done.zeros.into();
+    output.result("checkpointed", &fields);
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     output.line(format_args!(
         "{}: {} memories, {:.1} MiB; {} passes while it ran; it was stopped for {:.0} ms, in which {:.1} MiB were \

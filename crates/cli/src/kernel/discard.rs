@@ -1,9 +1,9 @@
 //! `stillpoint kernel discard`: removes an image, and the network rules of its checkpoint.
 
-use super::failure;
+use super::{failure, untouched};
 use crate::output::{Failure, Output};
 use std::path::PathBuf;
-use stillpoint_kernel_checkpoint::{check_discard, discard};
+use stillpoint_kernel_checkpoint::{Finding, check_discard, discard};
 
 /// Arguments of `stillpoint kernel discard`.
 #[derive(clap::Args)]
@@ -20,9 +20,8 @@ pub(crate) struct Args {
 /// Runs `stillpoint kernel discard`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     if args.dry_run {
-        let findings = check_discard(&args.image).map_err(|error| failure(error, "nothing was touched"))?;
-        let texts: Vec<String> = findings.into_iter().map(|found| found.text).collect();
-        return if texts.is_empty() { Ok(()) } else { Err(Failure::refused(anyhow::anyhow!(texts.join("; ")))) };
+        let findings = check_discard(&args.image).map_err(untouched)?;
+        return Finding::require_no_refusal(findings).map(drop).map_err(Failure::refused);
     }
     let done = discard(&args.image).map_err(|error| failure(error, "the image may be there in part"))?;
     match &done.guard {

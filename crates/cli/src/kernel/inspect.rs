@@ -1,11 +1,12 @@
 //! `stillpoint kernel inspect`: prints the contents of an image.
 
-use super::failure;
 use super::program::machine_key;
+use super::untouched;
 use crate::output::{Failure, Output};
 use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
-use stillpoint_kernel_checkpoint::{Form, Image, LAZY, MachineKey, PRESENT};
+use stillpoint_kernel_checkpoint::{Image, LAZY, MachineKey, PRESENT};
 
 /// Arguments of `stillpoint kernel inspect`.
 #[derive(clap::Args)]
@@ -22,22 +23,6 @@ pub(crate) struct Args {
 }
 
 #[derive(Serialize)]
-struct Line {
-    name: String,
-    pid: i32,
-    machine: String,
-    kernel: String,
-    criu: String,
-    made_s: u64,
-    form: Form,
-    passes: u32,
-    memories: Vec<Memory>,
-    files: usize,
-    sealed_here: bool,
-    verified: bool,
-}
-
-#[derive(Serialize)]
 struct Memory {
     object: String,
     pages: u64,
@@ -47,7 +32,6 @@ struct Memory {
 
 /// Runs `stillpoint kernel inspect`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     let image = Image::open(&args.image).map_err(untouched)?;
     image.verify_criu_files().map_err(untouched)?;
     if args.verify {
@@ -59,7 +43,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             recorded.extents.iter().filter(|e| e.flags & flags == flags).map(|e| e.pages).sum()
         }
     };
-    let memories: Vec<Memory> = index
+    let mut memories: Vec<Memory> = index
         .memories
         .iter()
         .map(|recorded| Memory {
@@ -69,7 +53,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             extents: recorded.extents.iter().map(|e| (e.start, e.pages, e.flags, e.pass)).collect(),
         })
         .collect();
-    let origin = index.origin.clone();
+    let origin = &index.origin;
     let key = MachineKey::read(&machine_key()).map_err(untouched)?;
     let sealed_here = key.is_some_and(|key| image.is_sealed_by(&key));
     output.line(format_args!(
@@ -96,25 +80,25 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             output.line(format_args!("  {start:#014x} {pages:8} pages, pass {pass} {lazy}"));
         }
     }
+    if !args.extents {
+        memories.iter_mut().for_each(|memory| memory.extents.clear());
+    }
     output.result(
         "image",
-        &Line {
-            name: origin.name,
-            pid: origin.pid,
-            machine: origin.machine,
-            kernel: origin.kernel,
-            criu: origin.criu,
-            made_s: origin.made_s,
-            form: index.form,
-            passes: index.passes,
-            files: index.beside.len(),
-            memories: memories
-                .into_iter()
-                .map(|memory| Memory { extents: if args.extents { memory.extents } else { Vec::new() }, ..memory })
-                .collect(),
-            sealed_here,
-            verified: args.verify,
-        },
+        &json!({
+            "name": origin.name,
+            "pid": origin.pid,
+            "machine": origin.machine,
+            "kernel": origin.kernel,
+            "criu": origin.criu,
+            "made_s": origin.made_s,
+            "form": index.form,
+            "passes": index.passes,
+            "files": index.beside.len(),
+            "memories": memories,
+            "sealed_here": sealed_here,
+            "verified": args.verify,
+        }),
     );
     Ok(())
 }

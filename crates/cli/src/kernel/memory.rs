@@ -1,8 +1,8 @@
 //! `stillpoint kernel memory`: RAM whose images survive a change of the kernel.
 
-use super::failure;
+use super::untouched;
 use crate::output::{Failure, Output};
-use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 use stillpoint_kernel_switch::{DROPIN_PATH, Reservation, ReservationRequest, regions, remove_dropin, reserve};
 
@@ -27,18 +27,8 @@ pub(crate) struct Args {
     drop_in: PathBuf,
 }
 
-#[derive(Serialize)]
-struct Line {
-    argument: Option<String>,
-    start: Option<u64>,
-    bytes: Option<u64>,
-    drop_in: Option<PathBuf>,
-    regions: Vec<(u64, u64)>,
-}
-
 /// Runs `stillpoint kernel memory`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     if args.remove && !args.dry_run {
         let removed = remove_dropin(&args.drop_in).map_err(untouched)?;
         let path = args.drop_in.display();
@@ -57,13 +47,13 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let chosen = wanted.as_ref().map(reserve).transpose().map_err(untouched)?;
     output.result(
         "kernel-memory",
-        &Line {
-            argument: chosen.as_ref().map(|chosen| chosen.argument.clone()),
-            start: chosen.as_ref().map(|chosen| chosen.start),
-            bytes: chosen.as_ref().map(|chosen| chosen.bytes),
-            drop_in: writes.then(|| args.drop_in.clone()),
-            regions: there.clone(),
-        },
+        &json!({
+            "argument": chosen.as_ref().map(|chosen| &chosen.argument),
+            "start": chosen.as_ref().map(|chosen| chosen.start),
+            "bytes": chosen.as_ref().map(|chosen| chosen.bytes),
+            "drop_in": writes.then(|| args.drop_in.to_string_lossy()),
+            "regions": there,
+        }),
     );
     match &chosen {
         Some(chosen) => show(args, writes, chosen, there.len(), output),

@@ -78,6 +78,11 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     }
 }
 
+/// Converts an error of the engine before any change.
+fn untouched(error: Error) -> Failure {
+    failure(error, "nothing was touched")
+}
+
 /// Converts an error of the engine; `state` describes the machine if the error is not a refusal.
 fn failure(error: Error, state: &str) -> Failure {
     let state = match &error {

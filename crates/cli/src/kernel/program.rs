@@ -1,10 +1,10 @@
 //! Arguments that the subcommands share: the program, the image, criu.
 
-use super::failure;
+use super::untouched;
 use crate::output::Failure;
 use std::path::PathBuf;
 use stillpoint_kernel_checkpoint::process_tree::unit_root_process;
-use stillpoint_kernel_checkpoint::{Criu, Guard, MACHINE_KEY};
+use stillpoint_kernel_checkpoint::{Criu, Guard, MACHINE_KEY, RestoreMode};
 
 /// Default limit of passes over memory before a freeze.
 pub(super) const PASSES: u32 = 4;
@@ -25,7 +25,7 @@ impl Program {
     /// Returns the root process.
     pub(super) fn root(&self) -> Result<i32, Failure> {
         match (&self.unit, self.pid) {
-            (Some(unit), _) => unit_root_process(unit).map_err(|error| failure(error, "nothing was touched")),
+            (Some(unit), _) => unit_root_process(unit).map_err(untouched),
             (None, Some(pid)) => Ok(pid),
             (None, None) => Err(Failure::usage("--pid or --unit")),
         }
@@ -66,6 +66,24 @@ impl From<GuardArg> for Guard {
         match guard {
             GuardArg::Nftables => Guard::Nftables,
             GuardArg::None => Guard::None,
+        }
+    }
+}
+
+/// Time at which memory is loaded.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(super) enum MemoryArg {
+    /// On demand when a thread faults, and in the background.
+    OnDemand,
+    /// All of it before any program runs.
+    Eager,
+}
+
+impl From<MemoryArg> for RestoreMode {
+    fn from(memory: MemoryArg) -> Self {
+        match memory {
+            MemoryArg::OnDemand => RestoreMode::OnDemand,
+            MemoryArg::Eager => RestoreMode::Eager,
         }
     }
 }

@@ -1,24 +1,13 @@
 //! `stillpoint kernel check --rehearse`: makes a checkpoint and discards it.
 
-use super::checkpoint::PassLine;
+use super::checkpoint::result;
 use super::failure;
 use super::program::{GuardArg, PASSES, machine_key};
 use crate::output::{Failure, Output};
-use serde::Serialize;
 use std::path::Path;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_checkpoint::{CheckpointOptions, Criu, checkpoint, discard};
 use stillpoint_operation::Faults;
-
-#[derive(Serialize)]
-struct Line {
-    memories: usize,
-    pages: u64,
-    image_bytes: u64,
-    bytes_written: u64,
-    frozen_us: u64,
-    passes: Vec<PassLine>,
-}
 
 /// Rehearses the checkpoint of a program that passed the check.
 pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output: &Output) -> Result<(), Failure> {
@@ -50,17 +39,9 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
     let done = done.map_err(|error| {
         failure(error, &format!("the program continues as before; criu's logs are in {}", image.display()))
     })?;
-    output.result(
-        "rehearsed",
-        &Line {
-            memories: done.memories,
-            pages: done.pages,
-            image_bytes,
-            bytes_written: done.written,
-            frozen_us: done.frozen_ns / 1000,
-            passes: PassLine::of(&done.passes),
-        },
-    );
+    let mut fields = result(&done);
+    fields["image_bytes"] = image_bytes.into();
+    output.result("rehearsed", &fields);
     output.line(format_args!(
         "rehearsed: the program was stopped for {:.0} ms and continues; the image had {} memories and {:.1} MiB, and \
          was removed",

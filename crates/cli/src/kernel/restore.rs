@@ -1,14 +1,13 @@
 //! `stillpoint kernel restore`: restores a program from its image.
 
-use super::failure;
-use super::program::{GuardArg, WithCriu, machine_key};
+use super::program::{GuardArg, MemoryArg, WithCriu, machine_key};
+use super::{failure, untouched};
 use crate::output::{Failure, Output};
-use serde::Serialize;
-use std::ffi::OsString;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_kernel_checkpoint::{
-    ADDRESS_TIMEOUT, Finding, Image, RestoreMode, RestoreOptions, Severity, StaleMark, check_restore, restore,
+    ADDRESS_TIMEOUT, Finding, Image, RestoreOptions, Severity, StaleMark, check_restore, restore,
 };
 use stillpoint_operation::Faults;
 
@@ -23,7 +22,7 @@ pub(crate) struct Args {
     criu: WithCriu,
     /// Time at which memory is restored.
     #[arg(long, value_enum, default_value = "on-demand", value_name = "WHEN")]
-    restore: When,
+    restore: MemoryArg,
     /// Compare pages with their checksums when they are fetched, not all of them before; a damaged page then ends the program.
     #[arg(long)]
     verify_on_demand: bool,
@@ -49,41 +48,18 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
-/// Time at which memory is loaded.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum When {
-    /// On demand when a thread faults, and in the background.
-    OnDemand,
-    /// All of it before the program runs.
-    Eager,
-}
-
-#[derive(Serialize)]
-struct Line {
-    pid: i32,
-    keeper: Option<u32>,
-    duration_us: u64,
-}
-
 /// Runs `stillpoint kernel restore`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
-    let program = std::env::current_exe().map_err(|error| Failure::failed(error, "nothing was touched"))?;
-    let mut daemon: Vec<OsString> = vec![program.into(), "kernel".into(), "lazy-pages".into()];
-    daemon.extend(["--fill-rate".into(), args.fill_rate.to_string().into()]);
     let options = RestoreOptions {
         image: args.image.clone(),
         criu: args.criu.criu(),
-        restore: match args.restore {
-            When::OnDemand => RestoreMode::OnDemand,
-            When::Eager => RestoreMode::Eager,
-        },
+        restore: args.restore.into(),
         verify: !args.verify_on_demand,
         guard: args.guard.into(),
         allow_stale: args.again,
         key: machine_key(),
         trust_image: args.trust_image,
-        daemon,
+        fill_rate: args.fill_rate,
         address_limit: Duration::from_secs(args.address_limit),
         unit: None,
         faults: Faults::none(),
@@ -92,13 +68,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         let image = Image::open(&args.image).map_err(untouched)?;
         image.verify_criu_files().and_then(|()| image.verify_pages()).map_err(untouched)?;
         let findings = check_restore(&image, &options).map_err(untouched)?;
-        let (refused, told): (Vec<Finding>, Vec<Finding>) =
-            findings.into_iter().partition(|found| found.weight == Severity::Refusal);
-        told.iter().for_each(|found| output.warn(&found.text));
-        let texts: Vec<String> = refused.into_iter().map(|found| found.text).collect();
-        if !texts.is_empty() {
-            return Err(Failure::refused(anyhow::anyhow!(texts.join("; "))));
-        }
+        let warnings = findings.iter().filter(|found| found.weight != Severity::Refusal);
+        warnings.for_each(|found| output.warn(&found.text));
+        Finding::require_no_refusal(findings).map_err(Failure::refused)?;
         output.line(format_args!("{}: can be restored", args.image.display()));
         return Ok(());
     }
@@ -106,7 +78,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         .map_err(|error| failure(error, state_after_failure(&args.image)))?;
     let duration_us = done.duration_ns / 1000;
     let (pid, keeper) = (done.pid, done.keeper);
-    output.result("restored", &Line { pid, keeper, duration_us });
+    output.result("restored", &json!({ "pid": pid, "keeper": keeper, "duration_us": duration_us }));
     let rest = keeper.map_or_else(String::new, |keeper| format!("; process {keeper} fetches the rest of its memory"));
     output.line(format_args!("process {pid} runs again after {:.0} ms{rest}", duration_us as f64 / 1e3));
     Ok(())

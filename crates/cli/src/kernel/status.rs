@@ -1,8 +1,9 @@
 //! `stillpoint kernel status`: states of images, and the outcome of the last switch.
 
-use super::failure;
+use super::untouched;
 use crate::output::{Failure, Output};
 use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 use stillpoint_kernel_checkpoint::{Error, Stage, State, Status, filling_images, guards, status};
 use stillpoint_kernel_switch::{CONFIG, Config, Journal, find_interrupted};
@@ -26,14 +27,8 @@ struct Switch<'a> {
     journal: &'a Journal,
 }
 
-#[derive(Serialize)]
-struct Guards<'a> {
-    tables: &'a [String],
-}
-
 /// Runs `stillpoint kernel status`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     let images = if args.images.is_empty() { filling_images().into_keys().collect() } else { args.images.clone() };
     for image in &images {
         let status = status(image).map_err(untouched)?;
@@ -47,7 +42,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         last_switch(args, output).map_err(untouched)?;
     }
     let tables = guards().map_err(untouched)?;
-    output.result("kernel-guards", &Guards { tables: &tables });
+    output.result("kernel-guards", &json!({ "tables": tables }));
     for table in &tables {
         output.line(format_args!("guard: table {table} of nftables keeps peers of a program waiting"));
     }
@@ -97,10 +92,11 @@ fn show(status: &Status, output: &Output) {
         let (came, total) = (mib(fill.total.saturating_sub(fill.left)), mib(fill.total));
         output.line(format_args!(
             "  {came:.1} of {total:.1} MiB are resident, {} pages were faulted in; {how}",
-            fill.faults
+            fill.counts.faults
         ));
-        if fill.ended > 0 {
-            output.line(format_args!("  {} processes ended before all of their memory was resident", fill.ended));
+        if fill.counts.ended > 0 {
+            output
+                .line(format_args!("  {} processes ended before all of their memory was resident", fill.counts.ended));
         }
     }
     if let Some(guard) = &status.guard {

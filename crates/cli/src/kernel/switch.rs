@@ -1,15 +1,15 @@
 //! `stillpoint kernel switch`, and the commands that systemd runs for it when a kernel starts.
 
-use super::failure;
-use super::program::PASSES;
+use super::program::{MemoryArg, PASSES};
+use super::{failure, untouched};
 use crate::output::{Exit, Failure, Output};
-use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use stillpoint_kernel_switch::{
-    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, continue_resume, dropin, reset_machine, restore_unit,
-    resume, roll_back, run_guardian as guard_switch, switch,
+    CONFIG, Config, Plan, boot, check_switch, continue_resume, dropin, reset_machine, restore_unit, resume, roll_back,
+    run_guardian as guard_switch, switch,
 };
 use stillpoint_operation::{FaultPoint, Faults};
 
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     config: PathBuf,
     /// Time at which memory is restored [default: as configured, otherwise on-demand].
     #[arg(long, value_enum, value_name = "WHEN")]
-    memory: Option<When>,
+    memory: Option<MemoryArg>,
     /// Maximum number of passes over memory while the units run.
     #[arg(long, default_value_t = PASSES, value_name = "N")]
     passes: u32,
@@ -49,35 +49,16 @@ pub(crate) struct Args {
     killed_in: Option<String>,
 }
 
-/// Time at which memory is loaded.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum When {
-    /// On demand when a thread faults, and in the background.
-    OnDemand,
-    /// All of it before anything runs.
-    Eager,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    journal: &'a Journal,
-}
-
 /// Runs `stillpoint kernel switch`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let untouched = |error| failure(error, "nothing was touched");
     let mut config = Config::read(&args.config).map_err(untouched)?;
     config.select(&args.unit);
-    match args.memory {
-        Some(When::OnDemand) => config.memory = Memory::OnDemand,
-        Some(When::Eager) => config.memory = Memory::Eager,
-        None => {}
-    }
+    config.memory = args.memory.map_or(config.memory, Into::into);
     let Some(to) = &args.to else { return run_roll_back(&config, output) };
     let plan = Plan { to: to.clone(), config, passes: args.passes, faults: faults(args) };
     if args.dry_run {
         let journal = check_switch(&plan).map_err(untouched)?;
-        output.result("kernel-switch-check", &Line { journal: &journal });
+        output.result("kernel-switch-check", &BTreeMap::from([("journal", &journal)]));
         for unit in &journal.units {
             output.line(format_args!("{}: process {}, ports {:?}", unit.name, unit.pid, unit.ports));
         }
@@ -153,7 +134,7 @@ pub(crate) struct DropinArgs {
 
 /// Runs `stillpoint kernel dropin`.
 pub(crate) fn run_dropin(args: &DropinArgs, output: &Output) -> Result<(), Failure> {
-    let text = dropin(&args.unit).map_err(|error| failure(error, "nothing was touched"))?;
+    let text = dropin(&args.unit).map_err(untouched)?;
     output.lines(format_args!("{}", text.as_deref().unwrap_or("# this unit needs no drop-in for a switch").trim_end()));
     Ok(())
 }

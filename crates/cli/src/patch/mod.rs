@@ -23,7 +23,7 @@ mod wave;
 
 pub(crate) use processes::duration;
 
-use crate::later::Later;
+use crate::lazy_command::LazyCommand;
 use crate::output::{Failure, Output, Success};
 use std::ffi::OsString;
 use stillpoint_patch_engine::IdlePriority;
@@ -32,37 +32,37 @@ use stillpoint_patch_engine::IdlePriority;
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     /// Build a live patch from source diffs.
-    Build(Box<Later<build::Args>>),
+    Build(Box<LazyCommand<build::Args>>),
     /// Fetch the program that a patch is for: as its package builds it, or as the archive has it.
-    Target(Later<target::Args>),
+    Target(LazyCommand<target::Args>),
     /// Show the contents of a patch file, with reasons.
-    Inspect(Later<inspect::Args>),
+    Inspect(LazyCommand<inspect::Args>),
     /// Create and show keys that sign patch files.
-    Key(Later<key::Args>),
+    Key(LazyCommand<key::Args>),
     /// Apply patches to running processes.
-    Apply(Box<Later<apply::Args>>),
+    Apply(Box<LazyCommand<apply::Args>>),
     /// Check that patches can be applied, and report threads that would block; changes nothing.
-    Check(Later<check::Args>),
+    Check(LazyCommand<check::Args>),
     /// Show the patches of a process, verified against its memory.
-    Status(Later<status::Args>),
+    Status(LazyCommand<status::Args>),
     /// Revert patches.
-    Revert(Later<revert::Args>),
+    Revert(LazyCommand<revert::Args>),
     /// List all processes of this machine that have patches.
-    List(Later<list::Args>),
+    List(LazyCommand<list::Args>),
     /// Run a program that is patched before its first instruction.
-    Exec(Box<Later<exec::Args>>),
+    Exec(Box<LazyCommand<exec::Args>>),
     /// Run the helper of `exec`, for units whose sandbox does not allow a helper of their own.
-    ExecHelper(Later<exec_helper::Args>),
+    ExecHelper(LazyCommand<exec_helper::Args>),
     /// Start a systemd unit with active patches from now on.
-    Enable(Box<Later<enable::EnableArgs>>),
+    Enable(Box<LazyCommand<enable::EnableArgs>>),
     /// Start a systemd unit without its patches again.
-    Disable(Later<enable::DisableArgs>),
+    Disable(LazyCommand<enable::DisableArgs>),
     /// Update drop-ins of units that have changed since their patches were enabled.
-    Refresh(Later<refresh::Args>),
+    Refresh(LazyCommand<refresh::Args>),
     /// List the patches that are enabled for units.
-    Enabled(Later<enable::ListArgs>),
+    Enabled(LazyCommand<enable::ListArgs>),
     /// Write files that let gdb and perf see the patched code.
-    Gdb(Later<gdb::Args>),
+    Gdb(LazyCommand<gdb::Args>),
 }
 
 /// Commands that change or inspect a running program.

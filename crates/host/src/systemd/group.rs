@@ -176,7 +176,7 @@ pub fn service_of_process(pid: i32) -> Result<ServiceName, Error> {
 }
 
 /// Paths in systemd's own hierarchies, from the text of `/proc/PID/cgroup`.
-fn groups_of_systemd(text: &str) -> impl Iterator<Item = &str> {
+pub fn groups_of_systemd(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (number, controllers) = (fields.next()?, fields.next()?);

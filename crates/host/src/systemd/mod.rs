@@ -9,7 +9,7 @@
 mod group;
 mod name;
 
-pub use group::{ControlGroup, service_of_group, service_of_process};
+pub use group::{ControlGroup, groups_of_systemd, service_of_group, service_of_process};
 pub use name::ServiceName;
 
 use crate::Error;

@@ -22,8 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// # Errors
 /// The image does not list its sockets.
 pub(crate) fn missing_addresses(image: &Image) -> Result<Vec<String>, Error> {
-    let locals = locals(&read_files_image(image.directory())?)?;
-    Ok(locals.iter().filter(|local| !is_bindable(local)).map(display_text).collect())
+    Ok(missing(&locals(&read_files_image(image.directory())?)?))
 }
 
 /// Waits until all addresses of an image are there. `report` is called once, with the addresses that are missing.
@@ -35,7 +34,7 @@ pub(crate) fn wait(image: &Image, limit: Duration, report: impl Fn(String)) -> R
     let begun = Instant::now();
     let mut is_reported = false;
     loop {
-        let missing: Vec<String> = locals.iter().filter(|local| !is_bindable(local)).map(display_text).collect();
+        let missing = missing(&locals);
         if missing.is_empty() {
             return Ok(());
         }
@@ -49,6 +48,10 @@ pub(crate) fn wait(image: &Image, limit: Duration, report: impl Fn(String)) -> R
         }
         std::thread::sleep(POLL_INTERVAL);
     }
+}
+
+fn missing(locals: &[Local]) -> Vec<String> {
+    locals.iter().filter(|local| !is_bindable(local)).map(display_text).collect()
 }
 
 fn display_text(local: &Local) -> String {

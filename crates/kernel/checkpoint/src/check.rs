@@ -1,7 +1,7 @@
 //! Obstacles to a checkpoint of a process, as far as they can be found without touching it.
 
 use crate::criu::Criu;
-use crate::process_tree::tree;
+use crate::process_tree::{describe_process, tree};
 use crate::unix_peers::unix_peers;
 use crate::volatile::{VolatileObjects, volatile};
 use crate::{Error, host, ipc};
@@ -41,6 +41,16 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Returns the warnings and notes among findings.
+    ///
+    /// # Errors
+    /// There are refusals; the error has the texts of all.
+    pub fn require_no_refusal(findings: Vec<Finding>) -> Result<Vec<Finding>, Error> {
+        let (refused, rest): (Vec<_>, Vec<_>) =
+            findings.into_iter().partition(|found| found.weight == Severity::Refusal);
+        if refused.is_empty() { Ok(rest) } else { Err(Error::Refused(refused.into_iter().map(|f| f.text).collect())) }
+    }
+
     pub(crate) fn refusal(pid: Option<i32>, text: String) -> Self {
         Finding { weight: Severity::Refusal, pid, text }
     }
@@ -71,7 +81,7 @@ impl Report {
         let refused = self.findings.iter().filter(|found| found.weight == Severity::Refusal);
         let texts: Vec<String> = refused
             .map(|found| match found.pid {
-                Some(pid) => format!("process {pid} ({}): {}", crate::process_tree::process_name(pid), found.text),
+                Some(pid) => format!("{}: {}", describe_process(pid), found.text),
                 None => found.text.clone(),
             })
             .collect();
@@ -94,15 +104,15 @@ pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
     inspection.report_connections();
     let volatile = volatile(pid)?;
     for (pid, text) in &volatile.lost {
-        inspection.add_finding(Severity::Note, Some(*pid), format!("{text}; only a switch of kernels refuses that"));
+        inspection.note(*pid, format!("{text}; only a switch of kernels refuses that"));
     }
     Ok(Report { pids: processes.iter().map(|process| process.pid).collect(), findings: inspection.findings, volatile })
 }
 
 /// State of the machine while processes are examined.
+#[derive(Default)]
 struct Inspection {
     processes: Vec<Process>,
-    inside: BTreeSet<i32>,
     /// Processes outside the tree that have a socket or a pipe open, by inode.
     outside: BTreeMap<u64, i32>,
     /// True if a process serves memory to others.
@@ -132,20 +142,23 @@ impl Inspection {
             }
         }
         let peers = unix_peers()?;
-        Ok(Inspection {
-            processes,
-            inside,
-            outside,
-            any_userfaultfd,
-            peers,
-            ports: BTreeSet::new(),
-            ipc,
-            findings: Vec::new(),
-        })
+        Ok(Inspection { processes, outside, any_userfaultfd, peers, ipc, ..Inspection::default() })
     }
 
-    fn add_finding(&mut self, weight: Severity, pid: Option<i32>, text: impl Into<String>) {
-        let finding = Finding { weight, pid, text: text.into() };
+    fn refuse(&mut self, pid: impl Into<Option<i32>>, text: impl Into<String>) {
+        self.add_finding(Severity::Refusal, pid, text);
+    }
+
+    fn warn(&mut self, pid: impl Into<Option<i32>>, text: impl Into<String>) {
+        self.add_finding(Severity::Warning, pid, text);
+    }
+
+    fn note(&mut self, pid: impl Into<Option<i32>>, text: impl Into<String>) {
+        self.add_finding(Severity::Note, pid, text);
+    }
+
+    fn add_finding(&mut self, weight: Severity, pid: impl Into<Option<i32>>, text: impl Into<String>) {
+        let finding = Finding { weight, pid: pid.into(), text: text.into() };
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
@@ -155,17 +168,17 @@ impl Inspection {
         self.check_rights();
         let (version, features) = criu.capabilities()?;
         let (kernel, major, minor) = (host::kernel(), version.major, version.minor);
-        self.add_finding(Severity::Note, None, format!("kernel {kernel}, criu {major}.{minor}"));
+        self.note(None, format!("kernel {kernel}, criu {major}.{minor}"));
         if features.lazy_pages != Some(true) {
             let text = "memory cannot be fetched on demand, because userfaultfd is not available: only `--restore \
                         eager` works";
-            self.add_finding(Severity::Warning, None, text);
+            self.warn(None, text);
         }
         if features.mem_track != Some(true) {
             let text = "the kernel does not track changes of memory (CONFIG_MEM_SOFT_DIRTY): stillpoint reads all \
                         memory in each pass and compares it with the previous pass; in the last pass criu sends all \
                         pages, and unchanged pages are not written again";
-            self.add_finding(Severity::Note, None, text);
+            self.note(None, text);
         }
         Ok(())
     }
@@ -179,13 +192,13 @@ impl Inspection {
         };
         let needed = missing(&REQUIRED_CAPABILITIES);
         if !needed.is_empty() {
-            self.add_finding(Severity::Refusal, None, format!("this process does not have {}", needed.join(", ")));
+            self.refuse(None, format!("this process does not have {}", needed.join(", ")));
         }
         if !missing(&[RESOURCE_CAPABILITY]).is_empty() {
             let text = "this process does not have CAP_SYS_RESOURCE: a restore with the same rights fails if the \
                         program has higher hard limits or a lower oom_score_adj than the restore may set; this check \
                         does not compare them";
-            self.add_finding(Severity::Warning, None, text);
+            self.warn(None, text);
         }
     }
 
@@ -193,12 +206,7 @@ impl Inspection {
         let pid = process.pid;
         let status = process.status()?;
         if status.tracerpid != 0 {
-            let text = format!(
-                "is traced by process {} ({})",
-                status.tracerpid,
-                crate::process_tree::process_name(status.tracerpid)
-            );
-            self.add_finding(Severity::Refusal, Some(pid), text);
+            self.refuse(pid, format!("is traced by {}", describe_process(status.tracerpid)));
         }
         if process.stat()?.state == 'Z' {
             return Ok(());
@@ -208,7 +216,7 @@ impl Inspection {
         {
             let text = "its memory is still being fetched from an image, and pages that are not resident would be \
                         stored as zeros: wait until `stillpoint kernel status` reports that no memory is being fetched";
-            self.add_finding(Severity::Refusal, Some(pid), text);
+            self.refuse(pid, text);
         }
         self.check_namespaces(process);
         self.check_maps(process)?;
@@ -217,7 +225,7 @@ impl Inspection {
         }
         if process.exe().is_ok_and(|exe| exe.to_string_lossy().ends_with(" (deleted)")) {
             let text = "its program file was replaced on disk: the image contains the code that the process has mapped";
-            self.add_finding(Severity::Warning, Some(pid), text);
+            self.warn(pid, text);
         }
         Ok(())
     }
@@ -230,7 +238,7 @@ impl Inspection {
             let comes_along = name == "ipc" && there.is_some() && there == self.ipc;
             if there != link("self") && !comes_along {
                 let text = format!("is in another {name} namespace; that is not supported yet");
-                self.add_finding(Severity::Refusal, Some(process.pid), text);
+                self.refuse(process.pid, text);
             }
         }
     }
@@ -247,7 +255,7 @@ impl Inspection {
                     bytes >> 30,
                     map.address.0
                 );
-                self.add_finding(Severity::Refusal, Some(pid), text);
+                self.refuse(pid, text);
             }
             match &map.pathname {
                 MMapPath::Vsys(_) if ipc::shares_namespace(pid) => {
@@ -256,25 +264,21 @@ impl Inspection {
                          `stillpoint kernel dropin` prints the setting for a unit)",
                         map.address.0
                     );
-                    self.add_finding(Severity::Refusal, Some(pid), text);
+                    self.refuse(pid, text);
                 }
                 MMapPath::Path(path) if path.to_string_lossy().contains("anon_hugepage") => {
-                    self.add_finding(
-                        Severity::Note,
-                        Some(pid),
-                        "has huge pages: they are restored before the program runs",
-                    );
+                    self.note(pid, "has huge pages: they are restored before the program runs");
                 }
                 MMapPath::Path(path) if path.to_string_lossy().contains("[io_uring]") => {
-                    self.add_finding(Severity::Refusal, Some(pid), IO_URING_TEXT);
+                    self.refuse(pid, IO_URING_TEXT);
                 }
                 MMapPath::Path(path) if is_secret(&path.to_string_lossy()) => {
-                    self.add_finding(Severity::Refusal, Some(pid), SECRET_MEMORY_TEXT);
+                    self.refuse(pid, SECRET_MEMORY_TEXT);
                 }
                 // anonymous shared memory has this name
                 MMapPath::Path(path) if is_memory(path) => {}
                 MMapPath::Path(path) if path.starts_with("/dev/") && map.perms.contains(MMPermissions::SHARED) => {
-                    self.add_finding(Severity::Refusal, Some(pid), format!("maps the device {}", path.display()));
+                    self.refuse(pid, format!("maps the device {}", path.display()));
                 }
                 _ => {}
             }
@@ -283,20 +287,15 @@ impl Inspection {
     }
 
     fn check_descriptor(&mut self, pid: i32, number: i32, target: &str) {
-        let refuse = |inspection: &mut Self, text: String| inspection.add_finding(Severity::Refusal, Some(pid), text);
+        let refuse = |inspection: &mut Self, text: String| inspection.refuse(pid, text);
         match parse_numbered(target) {
             _ if is_secret(target) => refuse(self, SECRET_MEMORY_TEXT.into()),
             Some(("socket", inode)) => self.check_socket(pid, number, inode),
             Some((_, inode)) => {
                 if let Some(other) = self.outside.get(&inode).copied() {
-                    let who = crate::process_tree::process_name(other);
-                    refuse(
-                        self,
-                        format!(
-                            "descriptor {number} is a pipe to process {other} ({who}), which is not part of the \
-                             checkpoint"
-                        ),
-                    );
+                    let who = describe_process(other);
+                    let text = format!("descriptor {number} is a pipe to {who}, which is not part of the checkpoint");
+                    self.refuse(pid, text);
                 }
             }
             None => match target.strip_prefix("anon_inode:").map(|kind| kind.trim_matches(['[', ']'])) {
@@ -315,40 +314,33 @@ impl Inspection {
             let text =
                 format!("has {path} open, which was deleted ({size} bytes; the image can contain up to {GHOST_LIMIT})");
             if !path.starts_with("/memfd:") {
-                self.add_finding(weight, Some(pid), text);
+                self.add_finding(weight, pid, text);
             }
             return;
         }
         let passes = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
         if target.starts_with("/dev/pts/") {
             let text = format!("descriptor {number} is the terminal {target}: this terminal must exist at the restore");
-            self.add_finding(Severity::Warning, Some(pid), text);
+            self.warn(pid, text);
         } else if target.starts_with("/dev/") && !target.starts_with("/dev/shm/") && !passes.contains(&target) {
-            self.add_finding(Severity::Refusal, Some(pid), format!("has the device {target} open"));
+            self.refuse(pid, format!("has the device {target} open"));
         } else if target.starts_with('/') && !Path::new(&format!("/proc/{pid}/root{target}")).exists() {
-            self.add_finding(
-                Severity::Refusal,
-                Some(pid),
-                format!("has {target} open, and no file with that name exists"),
-            );
+            self.refuse(pid, format!("has {target} open, and no file with that name exists"));
         }
     }
 
     fn check_socket(&mut self, pid: i32, number: i32, inode: u64) {
         let peer = u32::try_from(inode).ok().and_then(|inode| self.peers.get(&inode)).copied();
         let other = peer.and_then(|peer| self.outside.get(&u64::from(peer))).copied();
-        if let Some(other) = other.filter(|pid| !self.inside.contains(pid)) {
-            let who = crate::process_tree::process_name(other);
-            let text = format!(
-                "descriptor {number} is connected with process {other} ({who}), which is not part of the checkpoint"
-            );
-            self.add_finding(Severity::Refusal, Some(pid), text);
+        if let Some(other) = other {
+            let who = describe_process(other);
+            let text = format!("descriptor {number} is connected with {who}, which is not part of the checkpoint");
+            self.refuse(pid, text);
         }
-        if let Some(protocol) =
-            socket_protocol(pid, number).filter(|name| !SUPPORTED_PROTOCOLS.contains(&name.as_str()))
-        {
+        let protocol = socket_protocol(pid, number);
+        if let Some(protocol) = protocol.filter(|name| !SUPPORTED_PROTOCOLS.contains(&name.as_str())) {
             let text = format!("descriptor {number} is a socket of {protocol}, which criu does not support");
-            self.add_finding(Severity::Refusal, Some(pid), text);
+            self.refuse(pid, text);
         }
         self.ports.insert(inode);
     }
@@ -363,16 +355,12 @@ impl Inspection {
                 waiting += if entry.state == TcpState::Listen { entry.rx_queue } else { 0 };
             }
         }
-        self.add_finding(
-            Severity::Note,
-            None,
-            format!("{established} established TCP connections are part of the checkpoint"),
-        );
+        self.note(None, format!("{established} established TCP connections are part of the checkpoint"));
         if waiting > 0 {
             let text = format!(
                 "{waiting} connections are not accepted yet; those that are not accepted before the freeze are dropped"
             );
-            self.add_finding(Severity::Warning, None, text);
+            self.warn(None, text);
         }
     }
 }

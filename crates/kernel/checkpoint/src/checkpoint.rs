@@ -27,6 +27,29 @@ pub enum Guard {
     None,
 }
 
+impl Guard {
+    /// Returns the options that criu gets for a dump as well as for a restore.
+    pub(crate) fn criu_options(self, directory: &OwnedFd, log: &str) -> Options {
+        let lock = match self {
+            Guard::Nftables => NetworkLock::Nftables,
+            Guard::None => NetworkLock::Skip,
+        };
+        Options {
+            images_dir_fd: directory.as_raw_fd(),
+            tcp_established: Some(true),
+            shell_job: Some(true),
+            file_locks: Some(true),
+            log_level: Some(3),
+            log_file: Some(log.into()),
+            notify_scripts: Some(true),
+            link_remap: Some(true),
+            manage_cgroups_mode: Some(0),
+            network_lock: Some(lock as i32),
+            ..Options::default()
+        }
+    }
+}
+
 /// Options of a checkpoint.
 #[derive(Debug, Clone)]
 pub struct CheckpointOptions {
@@ -292,27 +315,13 @@ fn seal(run: &mut Run<'_>) -> Result<(), Error> {
 }
 
 fn dump_options(options: &CheckpointOptions, directory: &OwnedFd, pages: i32, parent: Option<String>) -> Options {
-    let lock = match options.guard {
-        Guard::Nftables => NetworkLock::Nftables,
-        Guard::None => NetworkLock::Skip,
-    };
     Options {
-        images_dir_fd: directory.as_raw_fd(),
         pid: Some(options.pid),
         leave_running: Some(options.leave_running),
-        tcp_established: Some(true),
-        shell_job: Some(true),
-        file_locks: Some(true),
-        log_level: Some(3),
-        log_file: Some(DUMP_LOG.into()),
         ps: Some(PageServer { fd: Some(pages) }),
-        notify_scripts: Some(true),
-        link_remap: Some(true),
-        manage_cgroups_mode: Some(0),
         ghost_limit: Some(GHOST_LIMIT as u32),
-        network_lock: Some(lock as i32),
         track_mem: parent.is_some().then_some(true),
         parent_img: parent,
-        ..Options::default()
+        ..options.guard.criu_options(directory, DUMP_LOG)
     }
 }

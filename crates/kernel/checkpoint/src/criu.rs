@@ -164,8 +164,7 @@ impl Worker {
         request: &Request,
         may_continue: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Answer, Error> {
-        self.send(request)?;
-        self.receive_answer(None, may_continue)
+        self.request_while(request, None, may_continue)
     }
 
     /// Sends a request as [`Worker::request`] does, and kills criu once what it depends on is gone: otherwise criu
@@ -173,18 +172,10 @@ impl Worker {
     pub(crate) fn request_while(
         &mut self,
         request: &Request,
-        is_needed: &mut dyn FnMut() -> bool,
-        may_continue: impl FnMut(&str, Option<i32>) -> bool,
-    ) -> Result<Answer, Error> {
-        self.send(request)?;
-        self.receive_answer(Some(is_needed), may_continue)
-    }
-
-    fn receive_answer(
-        &mut self,
         mut is_needed: Option<&mut dyn FnMut() -> bool>,
         mut may_continue: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Answer, Error> {
+        self.send(request)?;
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         loop {
             if let Some(is_needed) = &mut is_needed {

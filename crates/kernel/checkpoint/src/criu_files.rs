@@ -4,6 +4,7 @@
 use crate::error::ErrorContext;
 use crate::store::is_derived;
 use crate::{Error, Image};
+use serde::{Deserialize, Serialize};
 use std::os::unix::fs::{FileExt, symlink};
 use stillpoint_base::PAGE;
 use stillpoint_host::trusted::Directory;
@@ -13,7 +14,8 @@ use stillpoint_kernel_criu::tcp::{Connection, connections};
 use stillpoint_kernel_foam::{Extent, LAZY, Object, PRESENT, Placement, Recorded};
 
 /// Time at which memory is restored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum RestoreMode {
     /// All of it before the process runs.
     Eager,

@@ -122,6 +122,11 @@ fn process_list(pids: &[i32]) -> String {
 }
 
 impl Error {
+    /// Makes a refusal for one reason.
+    pub fn refused(why: impl std::fmt::Display) -> Error {
+        Error::Refused(vec![why.to_string()])
+    }
+
     /// Returns the error and its causes, in one line.
     pub fn with_causes(&self) -> String {
         let chain = std::iter::successors(Some(self as &dyn std::error::Error), |error| error.source());

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use stillpoint_host::clock::since_1970;
 use stillpoint_host::file::read_regular;
 use stillpoint_host::kernel_files;
 use stillpoint_kernel_criu::rpc::Version;
@@ -17,8 +17,8 @@ pub(crate) fn origin(pid: i32, criu: Version) -> Origin {
         machine: machine(),
         kernel: kernel(),
         processor: processor(),
-        criu: format!("{}.{}.{}", criu.major, criu.minor, criu.sublevel),
-        made_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        criu: format!("{}.{}.{}", criu.major, criu.minor, criu.sublevel()),
+        made_s: since_1970().as_secs(),
         pid,
         name: crate::process_tree::process_name(pid),
     }

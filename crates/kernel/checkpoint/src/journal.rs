@@ -5,7 +5,7 @@ use crate::error::ErrorContext;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use stillpoint_host::clock::since_1970;
 use stillpoint_host::trusted::Directory;
 
 const FILE_NAME: &str = "journal.log";
@@ -52,7 +52,7 @@ impl Journal {
     /// Adds a line. A journal that cannot be written stops no operation: what the line reports has happened.
     pub(crate) fn note(&self, operation: &str, what: &str, duration_ns: Option<u64>, error: Option<&Error>) {
         let line = JournalEntry {
-            at_s: now_s(),
+            at_s: since_1970().as_secs(),
             operation: operation.to_owned(),
             pid: self.pid,
             what: what.to_owned(),
@@ -77,10 +77,6 @@ impl Journal {
         let text = Directory::open(&self.dir).and_then(|dir| dir.read(FILE_NAME, BYTES_MAX)).unwrap_or_default();
         String::from_utf8_lossy(&text).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
-}
-
-pub(crate) fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 use crate::Error;
 use crate::criu_files::connections_of;
+use crate::host::{kernel, numbers};
 use crate::socket_diagnosis::SocketDiagnosis;
 use netlink_packet_core::{NLM_F_ACK, NetlinkPayload};
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponseHeader, SocketId, StateFlags};
@@ -16,7 +17,7 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::tcp::Connection;
 
 /// Older kernels keep a connection that is destroyed while it closes for ever (Linux commit bac76cf89816).
-const RELEASE_MIN: (u32, u32) = (6, 11);
+const RELEASE_MIN: [u64; 2] = [6, 11];
 
 /// Destroys the orphaned connections of an image; returns their number.
 ///
@@ -24,7 +25,7 @@ const RELEASE_MIN: (u32, u32) = (6, 11);
 ///
 /// The image cannot be read, or the kernel does not answer.
 pub(crate) fn destroy(image: &Path) -> Result<usize, Error> {
-    if !can_destroy_closing(&crate::host::kernel()) {
+    if !can_destroy_closing(&kernel()) {
         return Ok(0);
     }
     let all = connections_of(&Directory::open(image)?)?;
@@ -44,11 +45,7 @@ pub(crate) fn destroy(image: &Path) -> Result<usize, Error> {
 
 /// Returns true if a kernel of this release destroys connections that close.
 fn can_destroy_closing(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
-    match (numbers.next().flatten(), numbers.next().flatten()) {
-        (Some(major), Some(minor)) => (major, minor) >= RELEASE_MIN,
-        _ => false,
-    }
+    numbers(release).as_slice() >= RELEASE_MIN.as_slice()
 }
 
 /// Returns true if the kernel has a connection between these ends that no process has.

@@ -73,12 +73,17 @@ pub fn process_name(pid: i32) -> String {
     Process::new(pid).and_then(|process| process.stat()).map(|stat| stat.comm).unwrap_or_else(|_| "?".into())
 }
 
+/// Returns the number of a process with its name.
+pub fn describe_process(pid: i32) -> String {
+    format!("process {pid} ({})", process_name(pid))
+}
+
 /// Returns the complete name of a service, checked.
 ///
 /// # Errors
 /// The name is not that of a service.
 pub fn complete_unit_name(unit: &str) -> Result<ServiceName, Error> {
-    ServiceName::parse(unit).map_err(|error| Error::Refused(vec![error.to_string()]))
+    ServiceName::parse(unit).map_err(Error::refused)
 }
 
 /// Returns the process at the root of a service of systemd: in its control group, with a parent that is not.
@@ -88,13 +93,13 @@ pub fn complete_unit_name(unit: &str) -> Result<ServiceName, Error> {
 pub fn unit_root_process(unit: &str) -> Result<i32, Error> {
     let unit = complete_unit_name(unit)?;
     let group = ControlGroup::of_active(&unit).and_then(|group| group.processes());
-    let members = group.map_err(|error| Error::Refused(vec![error.to_string()]))?;
+    let members = group.map_err(Error::refused)?;
     let parent = |pid: i32| Process::new(pid).and_then(|process| process.stat()).map(|stat| stat.ppid);
     let is_root = |pid: &i32| parent(*pid).is_ok_and(|parent| !members.contains(&parent));
     let roots: Vec<i32> = members.iter().copied().filter(is_root).collect();
     match roots[..] {
         [root] => Ok(root),
-        [] => Err(Error::Refused(vec![format!("no process of {unit} runs")])),
-        _ => Err(Error::Refused(vec![format!("{unit} has {} root processes: {roots:?}", roots.len())])),
+        [] => Err(Error::refused(format!("no process of {unit} runs"))),
+        _ => Err(Error::refused(format!("{unit} has {} root processes: {roots:?}", roots.len()))),
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::Error;
 use crate::journal::Journal;
-use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
 use stillpoint_events::{Event, EventKind};
+pub use stillpoint_host::clock::now_ns;
 
 /// Function that receives each event.
 pub type Observer<'o> = &'o (dyn Fn(&Event) + Sync);
@@ -53,10 +53,4 @@ impl<'o> Progress<'o> {
     pub(crate) fn report(&self, kind: EventKind) {
         (self.observer)(&Event::new(now_ns(), self.pid, kind));
     }
-}
-
-/// Returns `CLOCK_MONOTONIC` in nanoseconds.
-pub fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

@@ -2,20 +2,18 @@
 
 use crate::addresses;
 use crate::cgroup;
-use crate::check::{Finding, Severity};
+use crate::check::Finding;
 use crate::criu::{Criu, LOG_BYTES_MAX, RESTORE_LOG, Worker, read_errors};
 use crate::criu_files::{CRIU_FILE_BYTES_MAX, RestoreMode, is_read_by_criu, read_files_image, write_criu_files};
 use crate::error::ErrorContext;
 use crate::lazy::wait_for;
-use crate::process_tree::ProcessHandles;
+use crate::process_tree::{ProcessHandles, process_name};
 use crate::progress::{Observer, Progress, now_ns};
 use crate::retransmission::prompt_both_ends;
 use crate::{Error, Image, MachineKey, StaleMark, guard, host, orphans, stale_mark};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,7 +22,7 @@ use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::image::{inet_sockets, processes};
 use stillpoint_kernel_criu::lazy::SOCKET;
 use stillpoint_kernel_criu::page_server::Form;
-use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, Request, RequestType, Version};
+use stillpoint_kernel_criu::rpc::{Answer, Options, Request, RequestType, Version};
 use stillpoint_kernel_foam::{Extent, Recorded};
 use stillpoint_operation::{Faults, Operation, Phase, run_blocking};
 
@@ -56,8 +54,8 @@ pub struct RestoreOptions {
     pub key: PathBuf,
     /// Restore it although this machine did not seal it.
     pub trust_image: bool,
-    /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path are appended.
-    pub daemon: Vec<OsString>,
+    /// Rate in MiB a second of the lazy-pages daemon's background fetch; 0 is unlimited.
+    pub fill_rate: u64,
     /// Limit of the wait for addresses that its sockets are bound to: [`crate::ADDRESS_TIMEOUT`].
     pub address_limit: Duration,
     /// The systemd unit in whose control group this runs: the daemon must not be ended together with it.
@@ -160,10 +158,7 @@ fn find_obstacles(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding
                 std::thread::sleep(Duration::from_millis(5));
             }
             if Path::new(&format!("/proc/{tid}")).exists() {
-                refuse(format!(
-                    "process id {tid} of the image is in use by {}",
-                    crate::process_tree::process_name(tid as i32)
-                ));
+                refuse(format!("process id {tid} of the image is in use by {}", process_name(tid as i32)));
             }
         }
     }
@@ -284,11 +279,7 @@ impl Operation for Run<'_> {
 /// Finds obstacles, and starts the daemon.
 fn prepare(run: &mut Run<'_>) -> Result<(), Error> {
     let options = run.options;
-    let (refused, warnings): (Vec<Finding>, Vec<Finding>) =
-        find_obstacles(&run.image, options)?.into_iter().partition(|found| found.weight == Severity::Refusal);
-    if !refused.is_empty() {
-        return Err(Error::Refused(refused.into_iter().map(|found| found.text).collect()));
-    }
+    let warnings = Finding::require_no_refusal(find_obstacles(&run.image, options)?)?;
     warnings.into_iter().for_each(|found| run.progress.warn(found.text));
     if options.guard == crate::Guard::Nftables {
         guard::inspect_image(&options.image)?.warning.into_iter().for_each(|text| run.progress.warn(text));
@@ -393,24 +384,8 @@ fn run_criu(run: &mut Run<'_>) -> Result<i32, Error> {
     let spent = || Error::Step { what: "restore the processes", why: "criu has been used".into() };
     let (mut worker, mut daemon) = (run.worker.take().ok_or_else(spent)?, run.daemon.as_mut());
     let directory = image.directory().opened()?;
-    let lock = match options.guard {
-        crate::Guard::Nftables => NetworkLock::Nftables,
-        crate::Guard::None => NetworkLock::Skip,
-    };
-    let restore_options = Options {
-        images_dir_fd: directory.as_raw_fd(),
-        tcp_established: Some(true),
-        shell_job: Some(true),
-        file_locks: Some(true),
-        log_level: Some(3),
-        log_file: Some(RESTORE_LOG.into()),
-        link_remap: Some(true),
-        manage_cgroups_mode: Some(0),
-        lazy_pages: Some(options.restore == RestoreMode::OnDemand),
-        notify_scripts: Some(true),
-        network_lock: Some(lock as i32),
-        ..Options::default()
-    };
+    let lazy_pages = Some(options.restore == RestoreMode::OnDemand);
+    let restore_options = Options { lazy_pages, ..options.guard.criu_options(&directory, RESTORE_LOG) };
     let _ = image.directory().remove(RESTORE_LOG);
     let mut refused = None;
     // a daemon that fails kills the processes, and criu does not notice
@@ -422,7 +397,7 @@ fn run_criu(run: &mut Run<'_>) -> Result<i32, Error> {
     set_subreaper(true);
     let answer = worker.request_while(
         &Request::new(RequestType::Restore, Some(restore_options)),
-        &mut daemon_serves,
+        Some(&mut daemon_serves),
         |step, _| {
             if step == "post-restore" {
                 // after the first instruction the files of the processes are newer than the image
@@ -456,10 +431,9 @@ struct Daemon {
 impl Daemon {
     fn start(options: &RestoreOptions) -> Result<Self, Error> {
         let log = Directory::open(&options.image)?.append(DAEMON_LOG)?;
-        let (program, arguments) =
-            options.daemon.split_first().ok_or_else(|| Error::Daemon("no program is configured for it".into()))?;
-        let mut command = Command::new(program);
-        command.args(arguments).arg(&options.image).arg(options.image.join(SOCKET));
+        let mut command = Command::new(std::env::current_exe().with_action("find this program")?);
+        command.args(["kernel", "lazy-pages", "--fill-rate", &options.fill_rate.to_string()]);
+        command.arg(&options.image).arg(options.image.join(SOCKET));
         // the end of this pipe informs the daemon that this process is gone
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         if std::env::var_os("STILLPOINT_LOG").is_none() {
@@ -536,7 +510,7 @@ mod tests {
             allow_stale: false,
             key: crate::MACHINE_KEY.into(),
             trust_image: false,
-            daemon: Vec::new(),
+            fill_rate: 0,
             address_limit: crate::ADDRESS_TIMEOUT,
             unit: None,
             faults: Faults::none(),

@@ -17,7 +17,7 @@ pub fn check_space(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<
     if needed > free {
         let (needed, free) = (needed >> 20, free >> 20);
         let text = format!("{} has {free} MiB free, the image needs up to {needed}", nearest.display());
-        return Err(Error::Refused(vec![text]));
+        return Err(Error::refused(text));
     }
     Ok(())
 }

@@ -2,9 +2,9 @@
 //! image, and the image would restore a program that does not know what it wrote to them.
 
 use crate::Error;
-use crate::journal::now_s;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use stillpoint_host::clock::since_1970;
 use stillpoint_host::trusted::Directory;
 
 /// Limit in bytes for a mark.
@@ -40,7 +40,7 @@ impl StaleMark {
 
 /// Marks an image. The mark is on disk when this returns.
 pub(crate) fn mark(dir: &Path, why: &str) -> Result<(), Error> {
-    let used = StaleMark { at_s: now_s(), why: why.to_owned() };
+    let used = StaleMark { at_s: since_1970().as_secs(), why: why.to_owned() };
     let text = serde_json::to_string(&used).map_err(|error| Error::Daemon(error.to_string()))?;
     Directory::open(dir)?.write_synced(FILE_NAME, text.as_bytes())?;
     Ok(())

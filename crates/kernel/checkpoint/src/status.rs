@@ -162,11 +162,8 @@ pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
     }
     let is_image =
         dir.join(SEAL_FILE).exists() || !found.journal.is_empty() || dir.join(crate::criu::DUMP_LOG).exists();
-    if is_image {
-        Ok(Vec::new())
-    } else {
-        Ok(vec![Finding::refusal(None, format!("{} is not an image", dir.display()))])
-    }
+    let refusal = (!is_image).then(|| Finding::refusal(None, format!("{} is not an image", dir.display())));
+    Ok(refusal.into_iter().collect())
 }
 
 /// Removes an image, finished or not, and the rules of nftables that its checkpoint left: peers whose connections it
@@ -177,10 +174,7 @@ pub fn check_discard(dir: &Path) -> Result<Vec<Finding>, Error> {
 /// Memory is still being fetched from the image, the directory is not an image, or a rule of nftables cannot be
 /// removed.
 pub fn discard(dir: &Path) -> Result<DiscardOutcome, Error> {
-    let refused: Vec<String> = check_discard(dir)?.into_iter().map(|found| found.text).collect();
-    if !refused.is_empty() {
-        return Err(Error::Refused(refused));
-    }
+    Finding::require_no_refusal(check_discard(dir)?)?;
     let unfinished = |line: &JournalEntry| line.operation == "checkpoint" && !dir.join(SEAL_FILE).exists();
     let killed = Journal::of(dir).lines().last().filter(|line| unfinished(line)).and_then(|line| line.pid);
     let connections = killed.map_or(0, leave_repair_mode_below);

@@ -66,7 +66,7 @@ impl Store {
             return Err(Error::Occupied(dir.to_owned()));
         }
         if let Some(name) = names.first() {
-            return Err(Error::Refused(vec![format!("{} is not empty: it contains {name:?}", dir.display())]));
+            return Err(Error::refused(format!("{} is not empty: it contains {name:?}", dir.display())));
         }
         directory.close()?;
         let form = match form {

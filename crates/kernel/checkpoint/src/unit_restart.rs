@@ -21,7 +21,7 @@ pub fn check_unit_restart(pid: i32) -> Result<(), Error> {
     let ending: Vec<i32> = tree(pid)?.iter().map(|process| process.pid).collect();
     for unit in units {
         if let Some(why) = restart_reason(&unit, &unit_properties(&unit)?, &ending) {
-            return Err(Error::Refused(vec![why]));
+            return Err(Error::refused(why));
         }
     }
     Ok(())

@@ -175,9 +175,6 @@ pub struct InetSocket {
     /// Inode, which names the image of its stream.
     #[prost(uint32, required, tag = "2")]
     pub ino: u32,
-    /// `AF_INET` or `AF_INET6`.
-    #[prost(uint32, required, tag = "3")]
-    pub family: u32,
     /// Type of the socket: `SOCK_STREAM` and others.
     #[prost(uint32, required, tag = "4")]
     pub kind: u32,
@@ -190,6 +187,24 @@ pub struct InetSocket {
     /// The peer's port.
     #[prost(uint32, required, tag = "8")]
     pub dst_port: u32,
+    /// Our address, as words of the kernel's memory.
+    #[prost(uint32, repeated, packed = "false", tag = "11")]
+    pub src_addr: Vec<u32>,
+    /// The peer's address, in the same form.
+    #[prost(uint32, repeated, packed = "false", tag = "12")]
+    pub dst_addr: Vec<u32>,
+    #[prost(message, optional, tag = "16")]
+    pub(crate) ip: Option<IpOptions>,
+    /// Name of the interface that it is bound to.
+    #[prost(string, optional, tag = "17")]
+    pub ifname: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct IpOptions {
+    /// `IP_FREEBIND`: the address need not exist.
+    #[prost(bool, optional, tag = "1")]
+    pub(crate) freebind: Option<bool>,
 }
 
 impl InetSocket {
@@ -200,9 +215,9 @@ impl InetSocket {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct File {
+pub(crate) struct File {
     #[prost(message, optional, tag = "4")]
-    inet: Option<InetSocket>,
+    pub(crate) inet: Option<InetSocket>,
 }
 
 /// Returns the internet sockets that `files.img` names.
@@ -210,11 +225,8 @@ struct File {
 /// # Errors
 /// The bytes are not a complete image of files.
 pub fn inet_sockets(bytes: &[u8]) -> Result<Vec<InetSocket>, Error> {
-    let files: Vec<File> = entries(Kind::Files, bytes)?
-        .into_iter()
-        .map(|entry| message("an open file", entry))
-        .collect::<Result<_, _>>()?;
-    Ok(files.into_iter().filter_map(|file| file.inet).collect())
+    let files = entries(Kind::Files, bytes)?.into_iter().map(|entry| message::<File>("an open file", entry));
+    files.filter_map(|file| file.map(|file| file.inet).transpose()).collect()
 }
 
 #[cfg(test)]

@@ -47,17 +47,6 @@ pub struct PageServer {
     pub fd: Option<i32>,
 }
 
-/// A descriptor that replaces one that is not dumped.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct InheritFd {
-    /// criu's name of the file.
-    #[prost(string, required, tag = "1")]
-    pub key: String,
-    /// Number of the replacement.
-    #[prost(int32, required, tag = "2")]
-    pub fd: i32,
-}
-
 /// Options of a request that this product uses.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Options {
@@ -70,9 +59,6 @@ pub struct Options {
     /// Let the processes run after the dump.
     #[prost(bool, optional, tag = "3")]
     pub leave_running: Option<bool>,
-    /// Dump unix sockets whose peers are not dumped.
-    #[prost(bool, optional, tag = "4")]
-    pub ext_unix_sk: Option<bool>,
     /// Dump established TCP connections.
     #[prost(bool, optional, tag = "5")]
     pub tcp_established: Option<bool>,
@@ -100,30 +86,15 @@ pub struct Options {
     /// Track changes of memory.
     #[prost(bool, optional, tag = "15")]
     pub track_mem: Option<bool>,
-    /// Descriptor of the directory for sockets and logs.
-    #[prost(int32, optional, tag = "17")]
-    pub work_dir_fd: Option<i32>,
     /// Keep open files that were deleted, by links to them.
     #[prost(bool, optional, tag = "18")]
     pub link_remap: Option<bool>,
-    /// Descriptors that replace others.
-    #[prost(message, repeated, tag = "27")]
-    pub inherit_fd: Vec<InheritFd>,
     /// Mode for control groups: 0 leaves them as they are.
     #[prost(int32, optional, tag = "34")]
     pub manage_cgroups_mode: Option<i32>,
     /// Limit in bytes up to which deleted files are kept in the images.
     #[prost(uint32, optional, tag = "35")]
     pub ghost_limit: Option<u32>,
-    /// Objects outside that are not dumped.
-    #[prost(string, repeated, tag = "37")]
-    pub external: Vec<String>,
-    /// Limit of time in seconds.
-    #[prost(uint32, optional, tag = "45")]
-    pub timeout: Option<u32>,
-    /// Omit connections that are being made.
-    #[prost(bool, optional, tag = "46")]
-    pub tcp_skip_in_flight: Option<bool>,
     /// Restore memory on demand.
     #[prost(bool, optional, tag = "48")]
     pub lazy_pages: Option<bool>,
@@ -178,16 +149,6 @@ struct Notification {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-struct VersionAnswer {
-    #[prost(int32, required, tag = "1")]
-    major: i32,
-    #[prost(int32, required, tag = "2")]
-    minor: i32,
-    #[prost(int32, optional, tag = "4")]
-    sublevel: Option<i32>,
-}
-
-#[derive(Clone, PartialEq, Eq, Message)]
 struct Response {
     #[prost(enumeration = "RequestType", required, tag = "1")]
     kind: i32,
@@ -204,18 +165,21 @@ struct Response {
     #[prost(string, optional, tag = "9")]
     message: Option<String>,
     #[prost(message, optional, tag = "10")]
-    version: Option<VersionAnswer>,
+    version: Option<Version>,
 }
 
 /// A version of criu.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Version {
     /// First number.
+    #[prost(int32, required, tag = "1")]
     pub major: i32,
     /// Second number.
+    #[prost(int32, required, tag = "2")]
     pub minor: i32,
-    /// Third number, 0 if there is none.
-    pub sublevel: i32,
+    /// Third number, if there is one.
+    #[prost(int32, optional, tag = "4")]
+    pub sublevel: Option<i32>,
 }
 
 /// Answer of criu.
@@ -285,11 +249,7 @@ impl Answer {
         Ok(Answer::Done {
             restored: response.restore.map(|restored| restored.pid),
             features: response.features,
-            version: response.version.map(|v| Version {
-                major: v.major,
-                minor: v.minor,
-                sublevel: v.sublevel.unwrap_or_default(),
-            }),
+            version: response.version,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Established TCP connections and local addresses, as `files.img` and `tcp-stream-*.img` have them.
 
 use crate::Error;
-use crate::image::{Kind, entries, first, message};
+use crate::image::{IpOptions, Kind, first, inet_sockets, message};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use prost::Message;
 
@@ -41,41 +41,6 @@ pub struct Progress {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-struct Socket {
-    #[prost(uint32, required, tag = "2")]
-    ino: u32,
-    #[prost(uint32, required, tag = "4")]
-    kind: u32,
-    #[prost(uint32, required, tag = "6")]
-    state: u32,
-    #[prost(uint32, required, tag = "7")]
-    src_port: u32,
-    #[prost(uint32, required, tag = "8")]
-    dst_port: u32,
-    #[prost(uint32, repeated, packed = "false", tag = "11")]
-    src_addr: Vec<u32>,
-    #[prost(uint32, repeated, packed = "false", tag = "12")]
-    dst_addr: Vec<u32>,
-    #[prost(message, optional, tag = "16")]
-    ip: Option<IpOptions>,
-    #[prost(string, optional, tag = "17")]
-    ifname: Option<String>,
-}
-
-#[derive(Clone, PartialEq, Eq, Message)]
-struct IpOptions {
-    /// `IP_FREEBIND`: the address need not exist.
-    #[prost(bool, optional, tag = "1")]
-    freebind: Option<bool>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct File {
-    #[prost(message, optional, tag = "4")]
-    inet: Option<Socket>,
-}
-
-#[derive(Clone, PartialEq, Eq, Message)]
 struct Stream {
     #[prost(uint32, required, tag = "2")]
     inq_seq: u32,
@@ -102,8 +67,7 @@ struct Stream {
 /// The bytes are not a complete image of files.
 pub fn connections(files: &[u8]) -> Result<Vec<Connection>, Error> {
     let mut found = Vec::new();
-    for entry in entries(Kind::Files, files)? {
-        let Some(socket) = message::<File>("an open file", entry)?.inet else { continue };
+    for socket in inet_sockets(files)? {
         let (Some(local), Some(peer)) = (address(&socket.src_addr), address(&socket.dst_addr)) else { continue };
         if (socket.kind, socket.state) == (1, 1) {
             let end = |address: IpAddr, port: u32| SocketAddr::from((address, port as u16));
@@ -120,8 +84,7 @@ pub fn connections(files: &[u8]) -> Result<Vec<Connection>, Error> {
 /// The bytes are not such an image.
 pub fn locals(files: &[u8]) -> Result<Vec<Local>, Error> {
     let mut found = Vec::new();
-    for entry in entries(Kind::Files, files)? {
-        let Some(socket) = message::<File>("an open file", entry)?.inet else { continue };
+    for socket in inet_sockets(files)? {
         let is_free = socket.ip.as_ref().is_some_and(IpOptions::freebind);
         let bound = address(&socket.src_addr).filter(|address| !address.is_unspecified() && !is_free);
         found.extend(bound.map(|address| Local { address, interface: socket.ifname }));
@@ -166,13 +129,13 @@ pub fn progress(stream: &[u8]) -> Result<Progress, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::{begin, put};
+    use crate::image::{File, InetSocket, begin, put};
     use proptest::prelude::*;
 
     fn socket(state: u32, src_addr: Vec<u32>, dst_addr: Vec<u32>) -> File {
         let (ino, kind, src_port, dst_port) = (77, 1, 6379, 40_000);
         let (ip, ifname) = (None, None);
-        File { inet: Some(Socket { ino, kind, state, src_port, dst_port, src_addr, dst_addr, ip, ifname }) }
+        File { inet: Some(InetSocket { ino, kind, state, src_port, dst_port, src_addr, dst_addr, ip, ifname }) }
     }
 
     #[test]

@@ -14,26 +14,6 @@ const CONFIG_MAX: u64 = 1 << 20;
 /// Value of `images` for memory that this kernel hands over to the next one.
 const HANDOVER: &str = "handover";
 
-/// Time at which memory is restored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Memory {
-    /// On demand, and in the background.
-    #[default]
-    OnDemand,
-    /// All of it before anything runs.
-    Eager,
-}
-
-impl From<Memory> for RestoreMode {
-    fn from(memory: Memory) -> Self {
-        match memory {
-            Memory::OnDemand => RestoreMode::OnDemand,
-            Memory::Eager => RestoreMode::Eager,
-        }
-    }
-}
-
 /// One unit that is taken along.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -57,7 +37,7 @@ pub struct Config {
     /// Directory of kernels and their initramfs, named as Debian names them.
     pub boot: PathBuf,
     /// Time at which memory is restored.
-    pub memory: Memory,
+    pub memory: RestoreMode,
     /// Compare pages with their checksums when they are fetched, not all of them before anything runs: a damaged one
     /// then ends its unit, which starts from its files.
     pub verify_on_demand: bool,
@@ -97,7 +77,7 @@ impl Default for Config {
             state: "/var/lib/stillpoint/switch".into(),
             images: None,
             boot: "/boot".into(),
-            memory: Memory::OnDemand,
+            memory: RestoreMode::OnDemand,
             verify_on_demand: false,
             fill_rate: 512,
             append: String::new(),
@@ -125,7 +105,7 @@ impl Config {
             Err(error) if error.is_not_found() => return Ok(Config::default()),
             bytes => bytes?,
         };
-        let refused = |why: &str| Error::Refused(vec![format!("{}: {}", path.display(), why.trim_end())]);
+        let refused = |why: &str| Error::refused(format_args!("{}: {}", path.display(), why.trim_end()));
         let text = std::str::from_utf8(&bytes).map_err(|error| refused(&error.to_string()))?;
         Config::parse(text).map_err(|why| refused(&why))
     }
@@ -202,7 +182,7 @@ mod tests {
     fn a_file_says_what_differs_and_nothing_unknown() {
         let text = "criu = \"/usr/local/bin/criu\"\nmemory = \"eager\"\n[units.redis-server]\nhealth = [\"redis-cli\", \"ping\"]\n";
         let mut config = Config::parse(text).unwrap();
-        assert_eq!((config.memory, config.fill_rate), (Memory::Eager, 512));
+        assert_eq!((config.memory, config.fill_rate), (RestoreMode::Eager, 512));
         config.select(&["memcached".into()]);
         assert_eq!(config.units.keys().collect::<Vec<_>>(), ["memcached"]);
         assert_eq!((config.images(), config.handover()), ("/var/lib/stillpoint/switch/images".into(), None));

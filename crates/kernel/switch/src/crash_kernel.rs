@@ -92,14 +92,13 @@ impl CrashKernel {
 
     /// Makes all that the next kernel needs to load it.
     pub(crate) fn load(&self, config: &Config, to: &str) -> Result<CrashKernelImage, Error> {
-        let refused = |why| Error::Refused(vec![why]);
-        let old = Kernel::find(&config.boot, &host::kernel()).map_err(refused)?;
+        let old = Kernel::find(&config.boot, &host::kernel()).map_err(Error::refused)?;
         let (kernel, initrd) =
             (read_regular(&old.image, IMAGE_BYTES_MAX)?, read_regular(&old.initrd, IMAGE_BYTES_MAX)?);
         let (parameters, running) =
             (kernel_files::bytes(PARAMETERS_FILE).at("read", PARAMETERS_FILE)?, command_line::running()?);
-        check_parameters(&parameters).map_err(refused)?;
-        let preserved = excluded_ranges(&running).map_err(refused)?;
+        check_parameters(&parameters).map_err(Error::refused)?;
+        let preserved = excluded_ranges(&running).map_err(Error::refused)?;
         let cpus = kernel_files::text("/proc/cpuinfo").at("read", "/proc/cpuinfo")?;
         let old = OldKernel {
             kernel: &kernel,
@@ -112,7 +111,7 @@ impl CrashKernel {
         };
         let archive =
             archive(&old, &command_line::crash_kernel(&running), &command_line::next_init(&running, &config.append))
-                .map_err(refused)?;
+                .map_err(Error::refused)?;
         Ok(CrashKernelImage { mib: self.mib, archive })
     }
 

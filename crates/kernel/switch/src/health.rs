@@ -125,7 +125,7 @@ mod tests {
     use super::*;
     use std::fs;
     use std::path::Path;
-    use stillpoint_kernel_checkpoint::State;
+    use stillpoint_kernel_checkpoint::{FetchCounts, State};
 
     fn unit(pid: i32, script: &str) -> Unit {
         let health = ["sh", "-c", script].map(ToOwned::to_owned).to_vec();
@@ -182,7 +182,7 @@ mod tests {
             journal.config.health_limit_s = 3;
             let image = journal.image("a.service");
             fs::create_dir_all(&image).unwrap();
-            let left = |left| Fill { state: State::Filling, total: 20, left, faults: 0, asked: 0, filled: 0, ended: 0 };
+            let left = |left| Fill { state: State::Filling, total: 20, left, counts: FetchCounts::default() };
             for n in 0..20 {
                 let text = serde_json::to_string(&left(20 - n)).unwrap();
                 fs::write(image.join(format!("fill-{n}")), text).unwrap();

@@ -8,9 +8,10 @@ use crate::remaining_units::RemainingUnits;
 use crate::watchdog::Watchdog;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+use stillpoint_host::clock::since_1970;
 use stillpoint_host::trusted;
-use stillpoint_kernel_checkpoint::{Directory, Error, Gap};
+use stillpoint_kernel_checkpoint::{Directory, Error, Gap, host};
 use stillpoint_operation::{JournalFile, JournalLock};
 
 const FILE_NAME: &str = "journal.json";
@@ -21,10 +22,11 @@ const VERSION: u64 = 1;
 const OLD_KERNEL_ATTEMPTS_MAX: usize = 2;
 
 /// State of a switch. It is on disk before the next step begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// The units run on the old kernel.
+    #[default]
     Prepared,
     /// Every image is sealed and no process has run since: the images hold the units.
     Sealed,
@@ -70,7 +72,7 @@ pub struct Timing {
 }
 
 /// All data that the next kernel needs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Journal {
     /// Version of the journal's format.
     pub v: u32,
@@ -248,14 +250,8 @@ impl Journal {
 
     /// Records the duration of a phase on this kernel.
     pub fn record_timing(&mut self, phase: &str, duration_us: u64) {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let ended_unix_us = since.as_micros() as u64;
-        self.timings.push(Timing {
-            phase: phase.into(),
-            kernel: stillpoint_kernel_checkpoint::host::kernel(),
-            duration_us,
-            ended_unix_us,
-        });
+        let (kernel, ended_unix_us) = (host::kernel(), since_1970().as_micros() as u64);
+        self.timings.push(Timing { phase: phase.into(), kernel, duration_us, ended_unix_us });
     }
 
     /// The journal's file.
@@ -307,49 +303,23 @@ impl Unit {
 }
 
 #[cfg(test)]
-impl Journal {
-    /// Returns the journal of a switch of no units that has just begun.
-    pub(crate) fn plain(from: &str, to: &str) -> Self {
-        Journal {
-            v: 1,
-            from: from.into(),
-            to: to.into(),
-            boot: None,
-            state: State::Prepared,
-            why: None,
-            begun_on: Vec::new(),
-            pid_max: 4000,
-            units: Vec::new(),
-            delayed: Vec::new(),
-            remaining: RemainingUnits::default(),
-            has_stopped: false,
-            watchdog: None,
-            watchdog_warning: None,
-            crash: None,
-            cautions: Vec::new(),
-            region: None,
-            handover: None,
-            prompted: None,
-            guard_gaps: Vec::new(),
-            mounts: Vec::new(),
-            config: Config::default(),
-            timings: Vec::new(),
-        }
-    }
-}
-
-#[cfg(test)]
-impl Unit {
-    /// Returns a unit without a port and a command.
-    pub(crate) fn plain(name: &str) -> Self {
-        Unit { name: name.into(), pid: 1, ports: Vec::new(), health: Vec::new(), directories: Vec::new() }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
+
+    impl Journal {
+        /// Returns the journal of a switch of no units that has just begun.
+        pub(crate) fn plain(from: &str, to: &str) -> Self {
+            Journal { v: 1, from: from.into(), to: to.into(), pid_max: 4000, ..Journal::default() }
+        }
+    }
+
+    impl Unit {
+        /// Returns a unit without a port and a command.
+        pub(crate) fn plain(name: &str) -> Self {
+            Unit { name: name.into(), pid: 1, ports: Vec::new(), health: Vec::new(), directories: Vec::new() }
+        }
+    }
 
     fn journal(state: State, begun_on: &[&str]) -> Journal {
         let begun_on = begun_on.iter().map(ToString::to_string).collect();

@@ -47,7 +47,7 @@ mod unit;
 mod watchdog;
 
 pub use boot::boot;
-pub use config::{CONFIG, Config, Memory, UnitConfig};
+pub use config::{CONFIG, Config, UnitConfig};
 pub use crash_kernel::CrashKernel;
 pub use guardian::{find_interrupted, run_guardian};
 pub use handover::Handover;

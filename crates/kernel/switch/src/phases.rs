@@ -160,25 +160,18 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         from,
         to: plan.to.clone(),
         boot: Some(host::boot()),
-        state: State::Prepared,
-        why: None,
-        begun_on: Vec::new(),
         pid_max: pids.into_iter().max().unwrap_or(0),
         units,
         delayed: delayed.units,
         remaining: RemainingUnits::of(&names)?,
-        has_stopped: false,
         watchdog,
         watchdog_warning,
         crash,
         cautions,
         region,
         handover,
-        prompted: None,
-        guard_gaps: Vec::new(),
-        mounts: Vec::new(),
         config: config.clone(),
-        timings: Vec::new(),
+        ..Journal::default()
     })
 }
 
@@ -211,13 +204,12 @@ fn inspect_unit(name: &str, criu: &Criu) -> Result<Unit, Error> {
     if let Some(text) = dropin_of(&unit, &properties)? {
         let text = text.trim_end().replace('\n', "\\n");
         let path = dropin_path(&unit);
-        return Err(Error::Refused(vec![format!(
-            "its sandbox is closed; put this into {path} and restart it: {text}"
-        )]));
+        return Err(Error::refused(format_args!("its sandbox is closed; put this into {path} and restart it: {text}")));
     }
     if let Some(socket) = socket_units(&properties).next() {
-        let text = format!("{socket} starts it, and systemd holds its sockets: systemctl disable --now {socket}");
-        return Err(Error::Refused(vec![text]));
+        return Err(Error::refused(format_args!(
+            "{socket} starts it, and systemd holds its sockets: systemctl disable --now {socket}"
+        )));
     }
     let report = check(pid, criu)?;
     report.require_no_refusal()?;
@@ -228,7 +220,7 @@ fn inspect_unit(name: &str, criu: &Criu) -> Result<Unit, Error> {
     }
     let ports = tcp_ports(pid)?;
     if ports.is_empty() {
-        return Err(Error::Refused(vec!["has no TCP port".into()]));
+        return Err(Error::refused("has no TCP port"));
     }
     Ok(Unit { name: unit, pid, ports, health: Vec::new(), directories })
 }
@@ -250,6 +242,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
         let text = "a killed switch was rolled back";
         report(observer, EventKind::Warning { text: text.into() });
     }
+    // not in the list: a refusal leaves the earlier journal as it is, and the journal and the guardian of all phases need this result
     let begun = now_ns();
     report(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "check".into() });
     let mut journal = check_switch(plan)?;
@@ -298,7 +291,7 @@ fn create_handover(journal: &mut Journal, observer: Observer<'_>) -> Result<Opti
 
 fn lock_state(state: &Path) -> Result<JournalLock, Error> {
     Journal::lock(state, OTHER_SWITCH_TIMEOUT)?.ok_or_else(|| {
-        Error::Refused(vec!["another switch is in progress, or memory of the last one is still being fetched".into()])
+        Error::refused("another switch is in progress, or memory of the last one is still being fetched")
     })
 }
 
@@ -432,10 +425,13 @@ impl Switch<'_> {
 /// Loads the new kernel into memory; its read from disk is not part of the outage.
 fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
     let config = &switch.plan.config;
-    let refused = |why| Error::Refused(vec![why]);
     let driver = switch.journal.watchdog.as_ref().map(|watchdog| watchdog.driver.as_str());
     let crash = switch.journal.crash.as_ref().map(|crash| crash.load(config, &switch.plan.to)).transpose()?;
-    Kernel::find(&config.boot, &switch.plan.to).map_err(refused)?.load(&config.append, driver, crash.as_ref())?;
+    Kernel::find(&config.boot, &switch.plan.to).map_err(Error::refused)?.load(
+        &config.append,
+        driver,
+        crash.as_ref(),
+    )?;
     switch.disks.insert(Disks::open()?).sync()
 }
 

@@ -35,11 +35,13 @@ pub struct Region {
 
 /// Mount of a file system.
 #[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    at: PathBuf,
+pub(crate) struct Mount {
+    pub(crate) at: PathBuf,
     kind: String,
-    source: String,
+    pub(crate) source: String,
     options: String,
+    /// True if its file system can be written.
+    pub(crate) is_writable: bool,
 }
 
 impl Region {
@@ -139,7 +141,8 @@ pub(crate) fn mounted_source(mounts: &str, path: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the mount that holds a path; a later mount covers an earlier one.
-fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
+/// Parses the mounts of `/proc/self/mountinfo`.
+pub(crate) fn parse_mounts(mounts: &str) -> impl Iterator<Item = Mount> {
     let parse = |line: &str| {
         let (before, after) = line.split_once(" - ")?;
         let (mut before, mut after) = (before.split(' ').skip(4), after.split(' '));
@@ -149,13 +152,18 @@ fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
         let rest = of_all.split(',').filter(|option| !["rw", "ro"].contains(option));
         let options = own.split(',').map(|option| if option == "ro" { "rw" } else { option }).chain(rest);
         Some(Mount {
-            at: PathBuf::from(at.replace("\\040", " ")),
+            at: at.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\").into(),
             kind: kind.into(),
             source: source.into(),
             options: options.collect::<Vec<_>>().join(","),
+            is_writable: of_all.split(',').next() == Some("rw"),
         })
     };
-    let on_it = mounts.lines().filter_map(parse).filter(|mount| path.starts_with(&mount.at));
+    mounts.lines().filter_map(parse)
+}
+
+fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
+    let on_it = parse_mounts(mounts).filter(|mount| path.starts_with(&mount.at));
     on_it.enumerate().max_by_key(|(number, mount)| (mount.at.components().count(), *number)).map(|(_, mount)| mount)
 }
 

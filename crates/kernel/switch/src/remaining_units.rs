@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_host::kernel_files;
+use stillpoint_host::systemd::groups_of_systemd;
 use stillpoint_kernel_checkpoint::command::{run, run_within};
 use stillpoint_kernel_checkpoint::{Error, ErrorContext};
 
@@ -39,12 +40,12 @@ pub struct RemainingUnits {
 
 /// A unit as systemd describes it.
 #[derive(Debug, Default)]
-struct UnitProperties {
+pub(crate) struct UnitProperties {
     properties: BTreeMap<String, Vec<String>>,
 }
 
 impl UnitProperties {
-    fn list(&self, property: &str) -> impl Iterator<Item = &str> {
+    pub(crate) fn list(&self, property: &str) -> impl Iterator<Item = &str> {
         self.properties.get(property).into_iter().flatten().map(String::as_str)
     }
 
@@ -77,9 +78,7 @@ impl Caller {
     fn read() -> Result<Self, Error> {
         let path = "/proc/self/cgroup";
         let groups = kernel_files::text(path).at("read", path)?;
-        let of_systemd =
-            |line: &str| line.strip_prefix("0::").or(line.strip_prefix("1:name=systemd:")).map(str::to_owned);
-        let group = groups.lines().find_map(of_systemd).unwrap_or_default();
+        let group = groups_of_systemd(&groups).next().unwrap_or_default().to_owned();
         let parent = |process: &Process| Process::new(process.stat().ok()?.ppid).ok();
         let line = std::iter::successors(Process::myself().ok(), parent);
         Ok(Caller { group, pids: line.map(|process| process.pid).collect() })
@@ -94,9 +93,9 @@ impl Caller {
 }
 
 /// Every unit that systemd has loaded.
-struct Units {
+pub(crate) struct Units {
     /// Units by their names.
-    known: BTreeMap<String, UnitProperties>,
+    pub(crate) known: BTreeMap<String, UnitProperties>,
     /// Name of the unit that the next boot starts, with all that it wants.
     default: String,
 }
@@ -134,7 +133,7 @@ impl Units {
         run("query the units", "systemctl", &arguments, None).map(|text| Units::parse(&text))
     }
 
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let (mut known, mut default) = (BTreeMap::new(), String::new());
         for paragraph in text.split("\n\n") {
             let pairs = paragraph.lines().filter_map(|line| line.split_once('='));

@@ -39,18 +39,15 @@ pub struct Reservation {
     pub text: String,
 }
 
-fn refused(why: String) -> Error {
-    Error::Refused(vec![why])
-}
-
 /// Chooses an aligned range, and writes the drop-in if that is requested.
 ///
 /// # Errors
 /// The size is not valid, there is no free range, or the drop-in exists already or cannot be written.
 pub fn reserve(wanted: &ReservationRequest) -> Result<Reservation, Error> {
     let bytes = parse_number(&wanted.size)
-        .ok_or_else(|| refused(format!("{} is not a size; an example is 4G", wanted.size)))?;
-    let range = ram()?.choose(bytes, &firmware(&Files::of_kernel()), &command_line::running()?).map_err(refused)?;
+        .ok_or_else(|| Error::refused(format!("{} is not a size; an example is 4G", wanted.size)))?;
+    let range =
+        ram()?.choose(bytes, &firmware(&Files::of_kernel()), &command_line::running()?).map_err(Error::refused)?;
     let argument = argument(&range);
     let text = dropin(&argument);
     if let Some(path) = &wanted.write {
@@ -69,7 +66,7 @@ pub fn regions() -> Result<Vec<(u64, u64)>, Error> {
 
 fn ram() -> Result<Ram, Error> {
     let path = "/proc/iomem";
-    Ram::parse(&Files::of_kernel().text(path).at("read", path)?).map_err(refused)
+    Ram::parse(&Files::of_kernel().text(path).at("read", path)?).map_err(Error::refused)
 }
 
 /// Returns the RAM that the firmware reports: other memory is not safe for data, even if a command line makes it RAM.
@@ -94,14 +91,14 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
             "{} does not exist: without GRUB, add the argument to the kernel command line by hand",
             dir.display()
         );
-        return Err(refused(text));
+        return Err(Error::refused(text));
     }
     Directory::make_public(dir)?;
     let (directory, name) = Directory::of_file(path)?;
     if directory.write_new(name, text.as_bytes())? {
         return Ok(());
     }
-    Err(refused(format!("{} already exists: --remove removes it", path.display())))
+    Err(Error::refused(format!("{} already exists: --remove removes it", path.display())))
 }
 
 /// Removes the drop-in; returns false if there is none.
@@ -115,7 +112,7 @@ pub fn remove_dropin(path: &Path) -> Result<bool, Error> {
         Ok((text, directory, name)) if text.starts_with(DROPIN_MARK.as_bytes()) => {
             Ok(directory.remove(name).map(|()| true)?)
         }
-        Ok(_) => Err(refused(format!("stillpoint did not create {}", path.display()))),
+        Ok(_) => Err(Error::refused(format!("stillpoint did not create {}", path.display()))),
         Err(error) if error.is_not_found() => Ok(false),
         Err(error) => Err(error.into()),
     }

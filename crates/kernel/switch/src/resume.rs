@@ -15,7 +15,6 @@ use crate::requested_faults;
 use crate::system::{remount_read_only, reset};
 use crate::unit;
 use crate::watchdog::Keepalive;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_events::EventKind;
@@ -23,8 +22,8 @@ use stillpoint_host::kernel_files;
 use stillpoint_kernel_checkpoint::command::run;
 use stillpoint_kernel_checkpoint::process_tree::complete_unit_name;
 use stillpoint_kernel_checkpoint::{
-    Criu, Error, ErrorContext, Fill, Guard, MACHINE_KEY, RestoreOptions, State as FillState, create_directories, host,
-    now_ns, prompt_both_ends, restore_with_hook,
+    Criu, Error, Fill, Guard, MACHINE_KEY, RestoreOptions, State as FillState, create_directories, host, now_ns,
+    prompt_both_ends, restore_with_hook,
 };
 use stillpoint_operation::{Failed, Faults, Operation, Phase, run_blocking};
 
@@ -182,7 +181,7 @@ fn return_to_old_kernel(journal: &mut Journal, why: &str, mut mounted: Option<Mo
         tracing::error!("the journal could not be written: {error}");
     }
     let loaded = Kernel::find(&journal.config.boot, &journal.from)
-        .map_err(|why| Error::Refused(vec![why]))
+        .map_err(Error::refused)
         .and_then(|kernel| kernel.load("", None, None));
     if let Err(error) = loaded {
         tracing::error!("the old kernel cannot be loaded, so the machine is reset: {error}");
@@ -460,7 +459,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
     let name = complete_unit_name(name)?.to_string();
     let Some(unit) = journal.units.iter().find(|unit| unit.name == name) else {
-        return Err(Error::Refused(vec![format!("{name} is not part of the switch")]));
+        return Err(Error::refused(format_args!("{name} is not part of the switch")));
     };
     check_unused(&journal)?;
     // Units of the switch that are ordered after this one are restored beside it, not after it: they ran together, and
@@ -472,13 +471,13 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let options = RestoreOptions {
         image: journal.image(&name),
         criu: Criu::new(&journal.config.criu),
-        restore: journal.config.memory.into(),
+        restore: journal.config.memory,
         verify: !journal.config.verify_on_demand,
         guard: Guard::None,
         allow_stale: true,
         key: MACHINE_KEY.into(),
         trust_image: false,
-        daemon: daemon(journal.config.fill_rate)?,
+        fill_rate: journal.config.fill_rate,
         address_limit: Duration::from_secs(journal.config.address_limit_s),
         unit: Some(name.clone()),
         faults: Faults::none(),
@@ -509,15 +508,10 @@ fn check_unused(journal: &Journal) -> Result<(), Error> {
     if journal.state == State::Sealed {
         return Ok(());
     }
-    let text = "its image has been used: after clients are admitted, or after systemctl daemon-reload, the unit starts \
-                from its files";
-    Err(Error::Refused(vec![text.into()]))
-}
-
-fn daemon(fill_rate: u64) -> Result<Vec<OsString>, Error> {
-    let program: PathBuf = std::env::current_exe().with_action("find this program")?;
-    let arguments = ["kernel".into(), "lazy-pages".into(), "--fill-rate".into(), fill_rate.to_string().into()];
-    Ok(std::iter::once(program.into()).chain(arguments).collect())
+    Err(Error::refused(
+        "its image has been used: after clients are admitted, or after systemctl daemon-reload, the unit starts from \
+         its files",
+    ))
 }
 
 #[cfg(test)]

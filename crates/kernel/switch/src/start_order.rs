@@ -2,6 +2,7 @@
 //! systemd as soon as its restore begins. Those that stay and start after them are held back until all have been
 //! released.
 
+use crate::remaining_units::{UnitProperties, Units};
 use crate::unit::{LEADER_AFTER, LEADER_UNIT};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_kernel_checkpoint::Error;
@@ -30,12 +31,8 @@ impl StartOrder {
     }
 
     fn parse(text: &str) -> Self {
-        let value = |paragraph: &str, key: &str| {
-            let found = paragraph.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-            found.unwrap_or_default().to_owned()
-        };
-        let after = |paragraph: &str| value(paragraph, "After").split_whitespace().map(ToOwned::to_owned).collect();
-        StartOrder(text.split("\n\n").map(|paragraph| (value(paragraph, "Id"), after(paragraph))).collect())
+        let after = |unit: UnitProperties| unit.list("After").map(ToOwned::to_owned).collect();
+        StartOrder(Units::parse(text).known.into_iter().map(|(name, unit)| (name, after(unit))).collect())
     }
 
     /// Returns the units that start after a unit directly.

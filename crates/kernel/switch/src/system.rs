@@ -1,7 +1,7 @@
 //! The machine around the units: file systems, process ids. Every step has its inverse beside it.
 
 use crate::config::{CONFIG, Config};
-use crate::region::mounted_at;
+use crate::region::{mounted_at, parse_mounts};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -28,19 +28,8 @@ pub fn reset_machine() {
 
 /// Returns the mount points of block devices that are writable.
 fn writable_mounts(mounts: &str) -> Vec<String> {
-    let parse = |line: &str| {
-        let (before, after) = line.split_once(" - ")?;
-        let mut after = after.split(' ');
-        let (_, source, options) = (after.next()?, after.next()?, after.next()?);
-        let writable = options.split(',').next() == Some("rw");
-        (source.starts_with("/dev/") && writable).then(|| before.split(' ').nth(4).map(unescape))?
-    };
-    mounts.lines().filter_map(parse).collect()
-}
-
-/// Replaces the octal numbers that the kernel writes for characters that separate fields.
-fn unescape(path: &str) -> String {
-    path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+    let writable = parse_mounts(mounts).filter(|mount| mount.is_writable && mount.source.starts_with("/dev/"));
+    writable.map(|mount| mount.at.to_string_lossy().into_owned()).collect()
 }
 
 /// The writable file systems of block devices. They are opened before the data to be synced is written: the kernel

@@ -7,5 +7,5 @@ mod engine;
 mod crash;
 mod faults;
 mod handover;
-mod refused;
+mod refusals;
 mod switch;

@@ -103,6 +103,7 @@ impl Graph {
 }
 
 /// Tarjan's search, without recursion: a long history would overflow the stack.
+#[derive(Default)]
 struct Search {
     index: Vec<usize>,
     low: Vec<usize>,
@@ -122,10 +123,7 @@ impl Search {
             index: vec![Search::NEW; states],
             low: vec![0; states],
             on_stack: vec![false; states],
-            stack: Vec::new(),
-            calls: Vec::new(),
-            counter: 0,
-            components: Vec::new(),
+            ..Search::default()
         }
     }
 

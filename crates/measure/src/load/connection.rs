@@ -9,6 +9,8 @@ use mio::event::Source;
 use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 
+use crate::record::{Outcome, Sample};
+
 /// Address of the server.
 #[derive(Debug, Clone)]
 pub(crate) enum Address {
@@ -51,6 +53,20 @@ pub(crate) struct Pending<E> {
     /// True if it was reported as timed out; its answer is only awaited to keep the order.
     pub(crate) timed_out: bool,
     pub(crate) expect: E,
+}
+
+impl<E> Pending<E> {
+    /// Makes the sample of the request when it has ended.
+    pub(crate) fn sample(&self, connection: usize, t_ns: u64, outcome: Outcome) -> Sample {
+        Sample {
+            scheduled_ns: self.scheduled_ns,
+            latency_ns: t_ns.saturating_sub(self.scheduled_ns),
+            late_us: self.late_us,
+            connection: connection as u32,
+            kind: self.kind,
+            outcome,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -118,21 +134,15 @@ impl<E> Connection<E> {
     /// Returns true if the connection is established; called when the socket has become writable.
     pub(crate) fn connected(&mut self) -> io::Result<bool> {
         let open = match &self.stream {
-            Some(Stream::Tcp(tcp)) => match tcp.take_error()? {
-                Some(error) => return Err(error),
-                None => match tcp.peer_addr() {
-                    Ok(_) => {
-                        tcp.set_nodelay(true)?;
-                        true
-                    }
+            Some(Stream::Tcp(tcp)) => {
+                tcp.take_error()?.map_or(Ok(()), Err)?;
+                match tcp.peer_addr() {
+                    Ok(_) => tcp.set_nodelay(true).map(|()| true)?,
                     Err(error) if error.kind() == io::ErrorKind::NotConnected => false,
                     Err(error) => return Err(error),
-                },
-            },
-            Some(Stream::Unix(unix)) => match unix.take_error()? {
-                Some(error) => return Err(error),
-                None => true,
-            },
+                }
+            }
+            Some(Stream::Unix(unix)) => unix.take_error()?.map_or(Ok(true), Err)?,
             None => false,
         };
         if open {

@@ -56,7 +56,7 @@ pub(crate) struct Driver<'a, W: Workload> {
     pub(super) waiting: usize,
     pub(super) rng: Random,
     pub(super) sink: Option<Sink>,
-    pub(super) builder: Option<SummaryBuilder>,
+    pub(super) builder: SummaryBuilder,
     pub(super) complaints: Vec<String>,
     pub(super) end: End,
     /// Kind of the next request, drawn before a free connection is known.
@@ -98,7 +98,7 @@ impl<'a, W: Workload> Driver<'a, W> {
             waiting: 0,
             rng: Random::new(plan.seed),
             sink: None,
-            builder: None,
+            builder: SummaryBuilder::default(),
             complaints: Vec::new(),
             end: End::default(),
             drawn: None,
@@ -147,7 +147,7 @@ impl<'a, W: Workload> Driver<'a, W> {
         let mut schedule =
             Schedule::new(self.plan.arrivals, self.plan.rate, start_ns, until_ns, self.plan.seed ^ 0x5ced);
         self.sink = sink;
-        self.builder = Some(SummaryBuilder::new(&self.workload.kinds(), start_ns));
+        self.builder = SummaryBuilder::new(&self.workload.kinds(), start_ns);
         while now_ns() < until_ns || schedule.due_ns().is_some() || self.waiting > 0 {
             if self.counters.stop.load(Ordering::Relaxed) {
                 until_ns = until_ns.min(now_ns());
@@ -159,12 +159,11 @@ impl<'a, W: Workload> Driver<'a, W> {
             self.housekeeping(&mut schedule)?;
         }
         self.end.ended_ns = now_ns();
-        let summary = self.builder.take().map(|builder| builder.finish(self.end.ended_ns));
+        let summary = std::mem::take(&mut self.builder).finish(self.end.ended_ns);
         self.check_alive()?;
         if let Some(sink) = self.sink.take() {
             sink.end(&self.end)?;
         }
-        let summary = summary.unwrap_or_else(|| SummaryBuilder::new(&[], start_ns).finish(self.end.ended_ns));
         Ok(DriverResult { summary, end: self.end, complaints: self.complaints })
     }
 
@@ -174,9 +173,7 @@ impl<'a, W: Workload> Driver<'a, W> {
         for _ in 0..BATCH_REQUESTS {
             let Some(due) = schedule.due_ns().filter(|&due| due <= now) else { return Ok(false) };
             let kind = *self.drawn.get_or_insert_with(|| self.workload.draw(&mut self.rng));
-            if let Some(builder) = &mut self.builder {
-                builder.waiting_since(due);
-            }
+            self.builder.waiting_since(due);
             // The server is responsible for time without a free connection.
             if self.full {
                 self.room_ns = now;

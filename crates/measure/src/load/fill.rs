@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::connection::Address;
 use super::plan::{Plan, Protocol, Target};
-use super::redis::key_name;
+use super::redis::{self, key_name};
 use super::resp::{self, Reply};
 use super::values::Values;
 use super::{memcached, plan};
@@ -34,39 +34,25 @@ pub struct Fill {
 /// The server cannot be reached, or an answer does not confirm a stored value; earlier keys stay stored.
 pub fn fill(target: &Target, protocol: &Protocol, mut progress: impl FnMut(u64)) -> Result<Fill> {
     let (keys, value_bytes) = protocol.size();
-    let (Protocol::Redis { .. } | Protocol::Memcached { .. }) = protocol else {
-        return Err(Error::Plan { option: "load", problem: format!("{} has no keys", protocol.name()) });
+    type Set = fn(&Values, u32, u32, &mut Vec<u8>, &mut Vec<u8>);
+    let (set, stored): (Set, &[u8]) = match protocol {
+        Protocol::Redis { .. } => (redis::set, b"+OK\r\n"),
+        Protocol::Memcached { .. } => (memcached::set, b"STORED\r\n"),
+        _ => return Err(Error::Plan { option: "load", problem: format!("{} has no keys", protocol.name()) }),
     };
     plan::check_value_bytes(value_bytes)?;
-    if keys == 0 || keys > u64::from(u32::MAX) {
-        return Err(Error::Plan { option: "--keys", problem: format!("{keys} is not between 1 and {}", u32::MAX) });
-    }
+    plan::check_keys(keys)?;
     let began = Instant::now();
     let mut client = Client::connect(target)?;
     // The stamp needs no table of keys; run 0 is the fill.
     let values = Values::new(0, 0, value_bytes);
     let (mut out, mut scratch) = (Vec::new(), Vec::new());
-    let redis = matches!(protocol, Protocol::Redis { .. });
     for first in (0..keys).step_by(BATCH_COMMANDS as usize) {
         out.clear();
         let batch = first..(first + BATCH_COMMANDS).min(keys);
         for key in batch.clone() {
-            let key = key as u32;
-            if redis {
-                resp::array_head(&mut out, 3);
-                out.extend_from_slice(b"$3\r\nSET\r\n");
-                let name = key_name(&mut scratch, key);
-                resp::bulk_head(&mut out, name.len());
-                out.extend_from_slice(name);
-                out.extend_from_slice(b"\r\n");
-                resp::bulk_head(&mut out, value_bytes as usize);
-                values.append(key, 0, &mut out);
-                out.extend_from_slice(b"\r\n");
-            } else {
-                memcached::set(&values, key, 0, &mut scratch, &mut out);
-            }
+            set(&values, key as u32, 0, &mut scratch, &mut out);
         }
-        let stored: &[u8] = if redis { b"+OK\r\n" } else { b"STORED\r\n" };
         client.store(&out, stored, batch.end - batch.start, first)?;
         progress(batch.end);
     }

@@ -3,7 +3,7 @@
 use super::redis::key_name;
 use super::resp::{self, Malformed};
 use super::values::{Values, Write};
-use super::workload::{Answer, PushAndPop, Verdict, Weights, Workload};
+use super::workload::{Answer, Verdict, Weights, Workload};
 use stillpoint_base::Random;
 
 /// Kinds of requests in a mix.
@@ -29,13 +29,8 @@ pub(crate) struct Memcached {
 }
 
 impl Memcached {
-    pub(crate) fn new(mix: &[(String, u32)], run: u32, keys: u64, value_bytes: u32) -> Self {
-        Memcached { weights: Weights::new(mix), values: Values::new(run, keys, value_bytes), scratch: Vec::new() }
-    }
-
-    /// Sets that every key has a value, so that a miss is a wrong answer.
-    pub(crate) fn set_loaded(&mut self, loaded: bool) {
-        self.values.loaded = loaded;
+    pub(crate) fn new(mix: &[(String, u32)], values: Values) -> Self {
+        Memcached { weights: Weights::new(mix), values, scratch: Vec::new() }
     }
 
     /// Judges `VALUE key flags bytes\r\n<bytes>\r\nEND\r\n`, or `END\r\n` alone.
@@ -123,13 +118,6 @@ impl Workload for Memcached {
         out.extend_from_slice(b"version\r\n");
         Expect::Version
     }
-
-    // A plan with blocking connections is refused for this protocol.
-    fn block(&mut self, _connection: u32, _epoch: u32, _out: &mut Vec<u8>) {}
-
-    fn push(&mut self, _connection: u32, _epoch: u32, out: &mut Vec<u8>) -> PushAndPop<Expect> {
-        PushAndPop { push: self.ping(out), pop: Expect::Version }
-    }
 }
 
 /// Appends a `set` of write `seq` to `key`.
@@ -165,7 +153,7 @@ mod tests {
 
     fn memcached() -> Memcached {
         let mix = [("get".to_owned(), 1), ("set".to_owned(), 1)];
-        Memcached::new(&mix, 7, 10, 32)
+        Memcached::new(&mix, Values::new(7, 10, 32))
     }
 
     #[test]

@@ -36,15 +36,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use stillpoint_host::clock::since_1970;
 
 use crate::clock::now_ns;
 use crate::error::{Error, Result};
 use crate::record::{End, Header};
 use crate::summary::Summary;
 use driver::Driver;
+use values::Values;
 use workload::Workload;
 
 /// Time from the opening of the last connection to the start of the schedule.
@@ -165,16 +166,18 @@ fn dispatch(plan: &Plan, counters: Arc<Counters>, ready: &SyncSender<Header>) ->
     // A unique number, so that values of another run of the same program are recognized.
     let run = (now_ns() ^ plan.seed ^ u64::from(std::process::id()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let run = (run >> 32) as u32;
+    let values = |keys, value_bytes| -> Result<Values> {
+        let mut values = Values::new(run, keys, value_bytes);
+        values.loaded = fill::is_loaded(plan, keys)?;
+        Ok(values)
+    };
     match &plan.protocol {
         Protocol::Redis { mix, keys, value_bytes } => {
-            let mut redis = redis::Redis::new(&mix.0, run, *keys, *value_bytes, plan.connections);
-            redis.set_loaded(fill::is_loaded(plan, *keys)?);
+            let redis = redis::Redis::new(&mix.0, run, values(*keys, *value_bytes)?, plan.connections);
             drive(plan, redis, counters, ready)
         }
         Protocol::Memcached { mix, keys, value_bytes } => {
-            let mut memcached = memcached::Memcached::new(&mix.0, run, *keys, *value_bytes);
-            memcached.set_loaded(fill::is_loaded(plan, *keys)?);
-            drive(plan, memcached, counters, ready)
+            drive(plan, memcached::Memcached::new(&mix.0, values(*keys, *value_bytes)?), counters, ready)
         }
         Protocol::Tcp { value_bytes } => drive(plan, probes::Echo::new(*value_bytes), counters, ready),
         Protocol::Http { path } => drive(plan, probes::Http::new(&plan.target.host(), path), counters, ready),
@@ -192,8 +195,7 @@ fn drive<W: Workload>(
     let mut driver = Driver::new(plan, workload, plan.target.resolve()?, counters)?;
     driver.connect()?;
     let start_ns = now_ns() + START_DELAY_NS;
-    let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let header = plan.header(kinds, start_ns, started_unix_s);
+    let header = plan.header(kinds, start_ns, since_1970().as_secs());
     let sink = plan.record.as_deref().map(|path| Sink::create(path, &header)).transpose()?;
     // The thread that started the load may have dropped the receiver; the load continues.
     let _ = ready.send(header.clone());

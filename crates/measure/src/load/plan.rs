@@ -231,31 +231,22 @@ impl Plan {
                 if mix.has("blpop") && self.blocking == 0 {
                     return refuse("--blocking", "a mix with blpop needs connections that block".into());
                 }
+                check_keys(keys)?;
             }
-            Protocol::Memcached { mix, .. } => check_kinds(mix, &memcached::KINDS)?,
-            Protocol::Tcp { .. } | Protocol::Http { .. } => return self.check_plain(),
-        }
-        if keys == 0 || keys > u64::from(u32::MAX) {
-            return refuse("--keys", format!("{keys} is not between 1 and {}", u32::MAX));
-        }
-        check_value_bytes(value_bytes)?;
-        self.check_blocking()
-    }
-
-    fn check_plain(&self) -> Result<()> {
-        match &self.protocol {
-            Protocol::Tcp { value_bytes } => check_value_bytes(*value_bytes)?,
+            Protocol::Memcached { mix, .. } => {
+                check_kinds(mix, &memcached::KINDS)?;
+                check_keys(keys)?;
+            }
             Protocol::Http { path } if !path.starts_with('/') || path.contains(char::is_whitespace) => {
-                return Err(Error::Plan { option: "--path", problem: format!("`{path}` is not a path") });
+                return refuse("--path", format!("`{path}` is not a path"));
             }
-            _ => {}
+            Protocol::Tcp { .. } | Protocol::Http { .. } => {}
         }
-        self.check_blocking()
-    }
-
-    fn check_blocking(&self) -> Result<()> {
+        if !matches!(self.protocol, Protocol::Http { .. }) {
+            check_value_bytes(value_bytes)?;
+        }
         if self.blocking > 0 && self.protocol.name() != "redis" {
-            return Err(Error::Plan { option: "--blocking", problem: "only Redis has a pop that blocks".into() });
+            return refuse("--blocking", "only Redis has a pop that blocks".into());
         }
         Ok(())
     }
@@ -304,6 +295,13 @@ fn check_kinds(mix: &Mix, known: &[&str]) -> Result<()> {
         Some((name, _)) => refuse(format!("`{name}` is not one of {}", known.join(", "))),
         None => Ok(()),
     }
+}
+
+pub(super) fn check_keys(keys: u64) -> Result<()> {
+    if (1..=u64::from(u32::MAX)).contains(&keys) {
+        return Ok(());
+    }
+    Err(Error::Plan { option: "--keys", problem: format!("{keys} is not between 1 and {}", u32::MAX) })
 }
 
 pub(super) fn check_value_bytes(value_bytes: u32) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Plain probes: an echo server over TCP, and GET over HTTP/1.1. Pure.
 
 use super::resp::Malformed;
-use super::workload::{Answer, PushAndPop, Verdict, Workload};
+use super::workload::{Answer, Verdict, Workload};
 use stillpoint_base::Random;
 
 /// Sends `value_bytes` unique bytes and expects them back.
@@ -24,10 +24,6 @@ impl Workload for Echo {
         vec!["echo".into()]
     }
 
-    fn draw(&mut self, _rng: &mut Random) -> u8 {
-        0
-    }
-
     fn append_request(&mut self, _kind: u8, connection: u32, _rng: &mut Random, out: &mut Vec<u8>) -> Vec<u8> {
         self.sent += 1;
         let mut message = format!("{connection}.{:x}.", self.sent).into_bytes();
@@ -46,13 +42,6 @@ impl Workload for Echo {
 
     fn ping(&mut self, out: &mut Vec<u8>) -> Vec<u8> {
         self.append_request(0, u32::MAX, &mut Random::new(0), out)
-    }
-
-    // A plan with blocking connections is refused for this protocol.
-    fn block(&mut self, _connection: u32, _epoch: u32, _out: &mut Vec<u8>) {}
-
-    fn push(&mut self, _connection: u32, _epoch: u32, out: &mut Vec<u8>) -> PushAndPop<Vec<u8>> {
-        PushAndPop { push: self.ping(out), pop: Vec::new() }
     }
 }
 
@@ -78,10 +67,6 @@ impl Workload for Http {
 
     fn kinds(&self) -> Vec<String> {
         vec!["get".into()]
-    }
-
-    fn draw(&mut self, _rng: &mut Random) -> u8 {
-        0
     }
 
     fn append_request(&mut self, _kind: u8, _connection: u32, _rng: &mut Random, out: &mut Vec<u8>) {
@@ -111,14 +96,6 @@ impl Workload for Http {
 
     fn ping(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.request);
-    }
-
-    // A plan with blocking connections is refused for this protocol.
-    fn block(&mut self, _connection: u32, _epoch: u32, _out: &mut Vec<u8>) {}
-
-    fn push(&mut self, _connection: u32, _epoch: u32, out: &mut Vec<u8>) -> PushAndPop<()> {
-        self.ping(out);
-        PushAndPop { push: (), pop: () }
     }
 }
 

@@ -11,29 +11,6 @@ pub(crate) const KINDS: [&str; 6] = ["get", "set", "lua", "blpop", "incr", "ping
 /// Script that returns its argument and the size of the value: both are known.
 const SCRIPT: &[u8] = b"return {ARGV[1], redis.call('STRLEN', KEYS[1])}";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Get,
-    Set,
-    Lua,
-    Blpop,
-    Incr,
-    Ping,
-}
-
-impl Kind {
-    fn named(name: &str) -> Kind {
-        match name {
-            "get" => Kind::Get,
-            "set" => Kind::Set,
-            "lua" => Kind::Lua,
-            "blpop" => Kind::Blpop,
-            "incr" => Kind::Incr,
-            _ => Kind::Ping,
-        }
-    }
-}
-
 /// Expected reply.
 #[derive(Debug)]
 pub(crate) enum Expect {
@@ -50,7 +27,6 @@ pub(crate) enum Expect {
 #[derive(Debug)]
 pub(crate) struct Redis {
     weights: Weights,
-    kinds: Vec<Kind>,
     values: Values,
     run: u32,
     /// Last value of the counter of each connection; `None` if the next one cannot be predicted.
@@ -60,17 +36,9 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    pub(crate) fn new(mix: &[(String, u32)], run: u32, keys: u64, value_bytes: u32, connections: u32) -> Self {
-        let weights = Weights::new(mix);
-        let kinds = weights.names().iter().map(|name| Kind::named(name)).collect();
-        let values = Values::new(run, keys, value_bytes);
+    pub(crate) fn new(mix: &[(String, u32)], run: u32, values: Values, connections: u32) -> Self {
         let counters = vec![None; connections as usize];
-        Redis { weights, kinds, values, run, counters, tokens: 0, scratch: Vec::new() }
-    }
-
-    /// Sets that every key has a value, so that a miss is a wrong answer.
-    pub(crate) fn set_loaded(&mut self, loaded: bool) {
-        self.values.loaded = loaded;
+        Redis { weights: Weights::new(mix), values, run, counters, tokens: 0, scratch: Vec::new() }
     }
 
     fn token(&mut self) -> u64 {
@@ -141,31 +109,23 @@ impl Workload for Redis {
     }
 
     fn is_push(&self, kind: u8) -> bool {
-        self.kinds[usize::from(kind)] == Kind::Blpop
+        self.weights.names()[usize::from(kind)] == "blpop"
     }
 
     fn append_request(&mut self, kind: u8, connection: u32, rng: &mut Random, out: &mut Vec<u8>) -> Expect {
-        match self.kinds[usize::from(kind)] {
-            Kind::Get => {
+        match self.weights.names()[usize::from(kind)].as_str() {
+            "get" => {
                 let key = self.values.draw(rng);
                 let floor = self.values.floor(key);
                 resp::command(out, &[b"GET", key_name(&mut self.scratch, key)]);
                 Expect::Value { key, floor }
             }
-            Kind::Set => {
+            "set" => {
                 let write = self.values.begin_write(rng);
-                resp::array_head(out, 3);
-                out.extend_from_slice(b"$3\r\nSET\r\n");
-                let name = key_name(&mut self.scratch, write.key);
-                resp::bulk_head(out, name.len());
-                out.extend_from_slice(name);
-                out.extend_from_slice(b"\r\n");
-                resp::bulk_head(out, self.values.value_bytes());
-                self.values.append(write.key, write.seq, out);
-                out.extend_from_slice(b"\r\n");
+                set(&self.values, write.key, write.seq, &mut self.scratch, out);
                 Expect::Stored(write)
             }
-            Kind::Lua => {
+            "lua" => {
                 let key = self.values.draw(rng);
                 let (floor, token) = (self.values.floor(key), self.token());
                 let argument = token.to_string();
@@ -173,13 +133,13 @@ impl Workload for Redis {
                 resp::command(out, &[b"EVAL", SCRIPT, b"1", name, argument.as_bytes()]);
                 Expect::Script { key, floor, token }
             }
-            Kind::Incr => {
+            "incr" => {
                 let name = format!("sp:counter:{:08x}:{connection}", self.run);
                 resp::command(out, &[b"INCR", name.as_bytes()]);
                 Expect::Counter { connection }
             }
             // Pushes are sent by `push`, see `is_push`.
-            Kind::Ping | Kind::Blpop => self.ping(out),
+            _ => self.ping(out),
         }
     }
 
@@ -212,6 +172,15 @@ impl Workload for Redis {
     }
 }
 
+/// Appends a `SET` of write `seq` to `key`.
+pub(crate) fn set(values: &Values, key: u32, seq: u32, scratch: &mut Vec<u8>, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"*3\r\n$3\r\nSET\r\n");
+    resp::bulk(out, key_name(scratch, key));
+    resp::bulk_head(out, values.value_bytes());
+    values.append(key, seq, out);
+    out.extend_from_slice(b"\r\n");
+}
+
 /// Returns `sp:` and the number of the key.
 pub(crate) fn key_name(scratch: &mut Vec<u8>, key: u32) -> &[u8] {
     scratch.clear();
@@ -226,7 +195,7 @@ mod tests {
 
     fn redis(mix: &[(&str, u32)]) -> Redis {
         let mix: Vec<_> = mix.iter().map(|&(name, weight)| (name.to_owned(), weight)).collect();
-        Redis::new(&mix, 7, 100, 64, 4)
+        Redis::new(&mix, 7, Values::new(7, 100, 64), 4)
     }
 
     fn verdict(redis: &mut Redis, expect: &Expect, reply: &[u8]) -> Verdict {
@@ -243,7 +212,7 @@ mod tests {
         assert!(matches!(verdict(&mut redis, &expect, b"$3\r\nabc\r\n"), Verdict::Wrong(_)));
         assert!(matches!(verdict(&mut redis, &expect, b"-LOADING\r\n"), Verdict::Error(_)));
         assert_eq!(verdict(&mut redis, &expect, b"$-1\r\n"), Verdict::Ok);
-        redis.set_loaded(true);
+        redis.values.loaded = true;
         assert!(matches!(verdict(&mut redis, &expect, b"$-1\r\n"), Verdict::Wrong(_)));
     }
 

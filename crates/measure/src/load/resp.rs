@@ -59,10 +59,7 @@ fn take_line<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Malformed> {
 }
 
 fn take_bulk<'a>(rest: &mut &'a [u8], length: i64) -> Result<Option<Reply<'a>>, Malformed> {
-    if length == -1 {
-        return Ok(Some(Reply::Bulk(None)));
-    }
-    let length = bounded(length, BULK_MAX)?;
+    let Some(length) = bounded(length, BULK_MAX)? else { return Ok(Some(Reply::Bulk(None))) };
     let Some((bulk, after)) = rest.split_at_checked(length) else { return Ok(None) };
     let Some((end, after)) = after.split_at_checked(2) else { return Ok(None) };
     if end != b"\r\n" {
@@ -73,10 +70,7 @@ fn take_bulk<'a>(rest: &mut &'a [u8], length: i64) -> Result<Option<Reply<'a>>, 
 }
 
 fn take_array<'a>(rest: &mut &'a [u8], length: i64, depth: u32) -> Result<Option<Reply<'a>>, Malformed> {
-    if length == -1 {
-        return Ok(Some(Reply::Array(None)));
-    }
-    let length = bounded(length, ARRAY_MAX)?;
+    let Some(length) = bounded(length, ARRAY_MAX)? else { return Ok(Some(Reply::Array(None))) };
     if depth >= DEPTH_MAX {
         return Err(Malformed("arrays are nested too deeply".into()));
     }
@@ -94,27 +88,29 @@ fn number(line: &[u8]) -> Result<i64, Malformed> {
         .ok_or_else(|| Malformed(format!("`{}` is not a number", String::from_utf8_lossy(line))))
 }
 
-fn bounded(length: i64, limit: usize) -> Result<usize, Malformed> {
-    usize::try_from(length)
-        .ok()
-        .filter(|&length| length <= limit)
-        .ok_or_else(|| Malformed(format!("a length of {length}")))
+/// Checks a length; -1 stands for null.
+fn bounded(length: i64, limit: usize) -> Result<Option<usize>, Malformed> {
+    match usize::try_from(length) {
+        Ok(length) if length <= limit => Ok(Some(length)),
+        _ if length == -1 => Ok(None),
+        _ => Err(Malformed(format!("a length of {length}"))),
+    }
 }
 
 /// Appends a command with these arguments.
 pub(crate) fn command(out: &mut Vec<u8>, arguments: &[&[u8]]) {
-    array_head(out, arguments.len());
+    out.push(b'*');
+    decimal(out, arguments.len() as u64);
+    out.extend_from_slice(b"\r\n");
     for argument in arguments {
-        bulk_head(out, argument.len());
-        out.extend_from_slice(argument);
-        out.extend_from_slice(b"\r\n");
+        bulk(out, argument);
     }
 }
 
-/// Appends the head of an array of `count` items.
-pub(crate) fn array_head(out: &mut Vec<u8>, count: usize) {
-    out.push(b'*');
-    decimal(out, count as u64);
+/// Appends a bulk string.
+pub(crate) fn bulk(out: &mut Vec<u8>, bytes: &[u8]) {
+    bulk_head(out, bytes.len());
+    out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
 }
 

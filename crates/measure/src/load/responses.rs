@@ -8,6 +8,7 @@ use mio::Token;
 use super::connection::{Pending, Role, State};
 use super::driver::{Driver, HOUSEKEEPING_NS};
 use super::schedule::Schedule;
+use super::sink::Sink;
 use super::workload::{Verdict, Workload};
 use crate::clock::{now_ns, ns};
 use crate::error::Result;
@@ -119,10 +120,8 @@ impl<W: Workload> Driver<'_, W> {
                 }
             }
         }
-        let rest = input.len() - at;
         if at > 0 || kept.is_empty() {
-            let input = input[input.len() - rest..].to_vec();
-            kept = input;
+            kept = input[at..].to_vec();
         }
         self.connections[index].input = kept;
         Ok(Ok(()))
@@ -151,32 +150,19 @@ impl<W: Workload> Driver<'_, W> {
         }
         if pending.measured {
             self.waiting -= 1;
-            return self.report(index, &pending, t_ns, outcome);
+            return self.emit(&pending.sample(index, t_ns, outcome));
         }
         self.connections[index].alive = outcome == Outcome::Ok;
         if outcome != Outcome::Ok && self.connections[index].role == Role::Feeder {
             // The pop that belongs to it will time out; this is the reason.
-            return self.report(index, &pending, t_ns, outcome);
+            return self.emit(&pending.sample(index, t_ns, outcome));
         }
         Ok(())
     }
 
-    fn report(&mut self, index: usize, pending: &Pending<W::Expect>, t_ns: u64, outcome: Outcome) -> Result<()> {
-        self.emit(&Sample {
-            scheduled_ns: pending.scheduled_ns,
-            latency_ns: t_ns.saturating_sub(pending.scheduled_ns),
-            late_us: pending.late_us,
-            connection: index as u32,
-            kind: pending.kind,
-            outcome,
-        })
-    }
-
     fn emit(&mut self, sample: &Sample) -> Result<()> {
         self.counters.sample(sample);
-        if let Some(builder) = &mut self.builder {
-            builder.add(sample, self.waiting > 0);
-        }
+        self.builder.add(sample, self.waiting > 0);
         self.sink.as_mut().map_or(Ok(()), |sink| sink.sample(sample))
     }
 
@@ -199,7 +185,7 @@ impl<W: Workload> Driver<'_, W> {
         for pending in std::mem::take(&mut self.connections[index].pending) {
             if pending.measured && !pending.timed_out {
                 self.waiting -= 1;
-                self.report(index, &pending, now, Outcome::Lost)?;
+                self.emit(&pending.sample(index, now, Outcome::Lost))?;
             }
             self.workload.abandon(pending.expect);
         }
@@ -238,9 +224,7 @@ impl<W: Workload> Driver<'_, W> {
         self.time_out_unsent(schedule, limit, now)?;
         if now >= self.record_flush_ns {
             self.record_flush_ns = now + RECORD_FLUSH_NS;
-            if let Some(sink) = &mut self.sink {
-                sink.flush()?;
-            }
+            self.sink.as_mut().map_or(Ok(()), Sink::flush)?;
         }
         Ok(())
     }
@@ -268,14 +252,7 @@ impl<W: Workload> Driver<'_, W> {
                     continue;
                 }
                 pending.timed_out = true;
-                let sample = Sample {
-                    scheduled_ns: pending.scheduled_ns,
-                    latency_ns: now - pending.scheduled_ns,
-                    late_us: pending.late_us,
-                    connection: index as u32,
-                    kind: pending.kind,
-                    outcome: Outcome::Timeout,
-                };
+                let sample = pending.sample(index, now, Outcome::Timeout);
                 self.waiting -= 1;
                 self.emit(&sample)?;
             }

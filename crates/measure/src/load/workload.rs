@@ -45,7 +45,9 @@ pub(crate) trait Workload {
     fn kinds(&self) -> Vec<String>;
 
     /// Draws the kind of the next request.
-    fn draw(&mut self, rng: &mut Random) -> u8;
+    fn draw(&mut self, _rng: &mut Random) -> u8 {
+        0
+    }
 
     /// Returns true if requests of this kind go through the feeder to a blocked connection.
     fn is_push(&self, _kind: u8) -> bool {
@@ -65,11 +67,14 @@ pub(crate) trait Workload {
     fn ping(&mut self, out: &mut Vec<u8>) -> Self::Expect;
 
     /// Appends the request that blocks a connection until an element is pushed to its list. A connection that was opened again has another
-    /// `epoch`, and so another list: elements in the old list are never used.
-    fn block(&mut self, connection: u32, epoch: u32, out: &mut Vec<u8>);
+    /// `epoch`, and so another list: elements in the old list are never used. A plan with blocking connections is refused for a protocol
+    /// without such a request.
+    fn block(&mut self, _connection: u32, _epoch: u32, _out: &mut Vec<u8>) {}
 
     /// Appends a push for the connection that blocks on that list.
-    fn push(&mut self, connection: u32, epoch: u32, out: &mut Vec<u8>) -> PushAndPop<Self::Expect>;
+    fn push(&mut self, _connection: u32, _epoch: u32, out: &mut Vec<u8>) -> PushAndPop<Self::Expect> {
+        PushAndPop { push: self.ping(out), pop: self.ping(&mut Vec::new()) }
+    }
 }
 
 /// Kinds with weights, to draw from.

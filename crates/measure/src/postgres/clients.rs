@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use stillpoint_host::clock::since_1970;
 use stillpoint_host::file::write_named;
 use tokio_postgres::Config;
 
@@ -53,25 +54,22 @@ pub(super) async fn drive(
 
     let plan = Rc::new(plan);
     let lists = Rc::new(consistency_workload::Lists::new(before.as_ref()));
-    let tasks: Vec<_> = sessions
-        .into_iter()
-        .enumerate()
-        .map(|(number, session)| {
-            let client = Client {
-                number: number as u32,
-                // Drawn, not counted: seeds at the generator's own increment would give the same sequence, shifted.
-                random: Random::new(Random::new(plan.seed ^ (number as u64) << 32).number()),
-                session: Some(session),
-                config: config.clone(),
-                plan: Rc::clone(&plan),
-                recorder: Rc::clone(&recorder),
-                lists: Rc::clone(&lists),
-                weights: Weights::new(&weights(&plan)),
-                started_ns: header.started_ns,
-            };
-            tokio::task::spawn_local(client.run())
-        })
-        .collect();
+    let start = |(number, session)| {
+        let client = Client {
+            number,
+            // Drawn, not counted: seeds at the generator's own increment would give the same sequence, shifted.
+            random: Random::new(Random::new(plan.seed ^ u64::from(number) << 32).number()),
+            session: Some(session),
+            config: config.clone(),
+            plan: Rc::clone(&plan),
+            recorder: Rc::clone(&recorder),
+            lists: Rc::clone(&lists),
+            weights: plan.weights(),
+            started_ns: header.started_ns,
+        };
+        tokio::task::spawn_local(client.run())
+    };
+    let tasks: Vec<_> = (0u32..).zip(sessions).map(start).collect();
     let flusher = tokio::task::spawn_local(flush(Rc::clone(&recorder)));
     for task in tasks {
         task.await.map_err(|error| Error::Panicked(error.to_string()))?;
@@ -90,27 +88,17 @@ async fn flush(recorder: Shared) {
     }
 }
 
-fn weights(plan: &PostgresPlan) -> Vec<(String, u32)> {
-    match &plan.work {
-        Work::Ordering { .. } => ordering::MIX.map(|(name, weight)| (name.to_owned(), weight)).to_vec(),
-        Work::Checked { mix, .. } => mix.0.clone(),
-    }
-}
-
 fn header(plan: &PostgresPlan, target: String) -> Header {
-    let (keys, clients) = match plan.work {
-        Work::Ordering { items } => (items, plan.clients),
-        Work::Checked { rows, .. } => (rows, plan.clients),
-    };
+    let (Work::Ordering { items: keys } | Work::Checked { rows: keys, .. }) = plan.work;
     Header {
         protocol: "postgres".into(),
         target,
         started_ns: now_ns(),
-        started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-        kinds: plan.kinds(),
-        rate: f64::from(clients) / plan.think.as_secs_f64().max(1e-6),
+        started_unix_s: since_1970().as_secs(),
+        kinds: plan.weights().names().to_vec(),
+        rate: f64::from(plan.clients) / plan.think.as_secs_f64().max(1e-6),
         arrivals: "poisson".into(),
-        connections: clients,
+        connections: plan.clients,
         pipeline: 1,
         keys: keys.into(),
         ..Header::default()
@@ -299,22 +287,13 @@ impl Client {
             _ => history::Outcome::Aborted,
         };
         if matches!(plan.work, Work::Checked { .. }) {
-            self.record_transaction(Transaction {
-                client: number,
-                began_ns,
-                ended_ns: now_ns(),
-                outcome,
-                operations: done,
-            });
+            let transaction = Transaction { client: number, began_ns, ended_ns: now_ns(), outcome, operations: done };
+            self.recorder.borrow_mut().history.push(transaction);
         }
         match ended {
             Ok(done) => done.map_err(Some),
             Err(_) => Err(None),
         }
-    }
-
-    fn record_transaction(&self, transaction: Transaction) {
-        self.recorder.borrow_mut().history.push(transaction);
     }
 }
 

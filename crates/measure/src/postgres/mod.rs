@@ -33,7 +33,7 @@ use tokio_postgres::{Config, NoTls};
 
 use crate::error::{Error, Result};
 use crate::history::{Anomaly, Level};
-use crate::load::{Finished, Mix, Running};
+use crate::load::{Finished, Mix, Running, Weights};
 
 /// Work of the clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,10 +148,9 @@ impl PostgresPlan {
             }
             Work::Checked { rows, .. } if *rows < 2 => return refuse("--rows", "must be at least 2".into()),
             Work::Checked { mix, .. } => {
-                if let Some((kind, _)) =
-                    mix.0.iter().find(|(kind, _)| !consistency_workload::KINDS.contains(&kind.as_str()))
-                {
-                    return refuse("--mix", format!("`{kind}` is none of {}", consistency_workload::KINDS.join(", ")));
+                let known = consistency_workload::KINDS;
+                if let Some((kind, _)) = mix.0.iter().find(|(kind, _)| !known.contains(&kind.as_str())) {
+                    return refuse("--mix", format!("`{kind}` is none of {}", known.join(", ")));
                 }
             }
             Work::Ordering { .. } => {}
@@ -160,10 +159,11 @@ impl PostgresPlan {
         config.map_err(|error| Error::Plan { option: "--connect", problem: format!("cannot be read: {error}") })
     }
 
-    fn kinds(&self) -> Vec<String> {
+    /// Returns the kinds of transactions with their weights.
+    fn weights(&self) -> Weights {
         match &self.work {
-            Work::Ordering { .. } => ordering::MIX.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            Work::Checked { mix, .. } => mix.0.iter().map(|(name, _)| name.clone()).collect(),
+            Work::Ordering { .. } => Weights::new(&ordering::MIX.map(|(name, weight)| (name.to_owned(), weight))),
+            Work::Checked { mix, .. } => Weights::new(&mix.0),
         }
     }
 }

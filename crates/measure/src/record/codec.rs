@@ -16,10 +16,10 @@ pub(super) const PREAMBLE_LEN: usize = 10;
 const HEAD_LEN: usize = 9;
 const SAMPLES_HEAD_LEN: usize = 12;
 
-const HEADER: u8 = 1;
+pub(super) const HEADER: u8 = 1;
 const SAMPLES: u8 = 2;
-const MARK: u8 = 3;
-const END: u8 = 4;
+pub(super) const MARK: u8 = 3;
+pub(super) const END: u8 = 4;
 
 /// Damage of a record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -161,19 +161,8 @@ pub(super) fn check_preamble(bytes: &[u8; PREAMBLE_LEN]) -> Result<(), Damage> {
     }
 }
 
-pub(super) fn encode_header(header: &Header) -> Vec<u8> {
-    encode_json(HEADER, header)
-}
-
-pub(super) fn encode_mark(mark: &Mark) -> Vec<u8> {
-    encode_json(MARK, mark)
-}
-
-pub(super) fn encode_end(end: &End) -> Vec<u8> {
-    encode_json(END, end)
-}
-
-fn encode_json<T: serde::Serialize>(kind: u8, value: &T) -> Vec<u8> {
+/// Encodes a block of JSON.
+pub(super) fn encode_json<T: serde::Serialize>(kind: u8, value: &T) -> Vec<u8> {
     // These types contain only strings, numbers and lists; serde_json cannot fail on them.
     let payload = serde_json::to_vec(value).unwrap_or_default();
     let mut out = Vec::with_capacity(HEAD_LEN + payload.len());
@@ -202,11 +191,6 @@ pub struct SampleEncoder {
 }
 
 impl SampleEncoder {
-    /// Makes an encoder without samples.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Adds a sample; returns the bytes of a complete block whenever one is full.
     pub fn push(&mut self, sample: &Sample) -> Option<Vec<u8>> {
         debug_assert!(usize::from(sample.kind) < KINDS_MAX);
@@ -214,7 +198,7 @@ impl SampleEncoder {
             self.base_ns = sample.scheduled_ns;
             self.previous_ns = sample.scheduled_ns;
         }
-        self.body.push(sample.kind << 3 | sample.outcome.code());
+        self.body.push(sample.kind << 3 | sample.outcome as u8);
         let step = sample.scheduled_ns.wrapping_sub(self.previous_ns) as i64;
         put_varint(&mut self.body, ((step << 1) ^ (step >> 63)) as u64);
         put_varint(&mut self.body, sample.latency_ns);
@@ -244,17 +228,14 @@ impl SampleEncoder {
 
 fn decode_samples(payload: &[u8]) -> Result<Vec<Sample>, Damage> {
     let short = Damage::Content("a samples block is shorter than its count requires");
-    let Some((head, mut body)) = payload.split_at_checked(SAMPLES_HEAD_LEN) else { return Err(short) };
-    let mut base = [0; 8];
-    base.copy_from_slice(&head[..8]);
-    let mut count = [0; 4];
-    count.copy_from_slice(&head[8..]);
-    let count = u32::from_le_bytes(count) as usize;
+    let head = payload.split_first_chunk::<8>().and_then(|(base, rest)| Some((base, rest.split_first_chunk::<4>()?)));
+    let Some((base, (count, mut body))) = head else { return Err(short) };
+    let count = u32::from_le_bytes(*count) as usize;
     // A sample has at least five bytes: so a wrong count cannot reserve more memory than the payload justifies.
     if count > body.len() / 5 {
         return Err(short);
     }
-    let mut previous = u64::from_le_bytes(base);
+    let mut previous = u64::from_le_bytes(*base);
     let mut samples = Vec::with_capacity(count);
     for _ in 0..count {
         let sample = take_sample(&mut body, previous)?;
@@ -270,7 +251,8 @@ fn decode_samples(payload: &[u8]) -> Result<Vec<Sample>, Damage> {
 fn take_sample(body: &mut &[u8], previous_ns: u64) -> Result<Sample, Damage> {
     let (&tag, rest) = body.split_first().ok_or(Damage::Content("a sample is cut off"))?;
     *body = rest;
-    let outcome = Outcome::from_code(tag & 7).ok_or(Damage::Content("a sample has an unknown outcome"))?;
+    let outcome = Outcome::ALL.get(usize::from(tag & 7)).copied();
+    let outcome = outcome.ok_or(Damage::Content("a sample has an unknown outcome"))?;
     let step = take_varint(body)?;
     let step = (step >> 1) as i64 ^ -((step & 1) as i64);
     let latency_ns = take_varint(body)?;
@@ -343,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_typical_request_takes_less_than_twelve_bytes() {
-        let mut encoder = SampleEncoder::new();
+        let mut encoder = SampleEncoder::default();
         let mut bytes = 0;
         let count = 20_000u64;
         for n in 0..count {

@@ -1,32 +1,22 @@
 //! Records in files: a writer that streams whole blocks and a reader that accepts a truncated end.
 
-use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
-use stillpoint_host::file::{create_named, open_named};
+use stillpoint_host::file::open_named;
 
 use super::codec::{self, Block, BlockHead, Damage, PREAMBLE_LEN, SampleEncoder};
 use super::{End, Header, Mark, Sample};
 use crate::error::{Error, Result};
+
+/// Bytes of a possible rest of zeros that are read at a time.
+const ZEROS_BYTES: usize = 4096;
 
 /// Writes a record, block by block; flushed blocks survive a crash of the writer.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     sink: W,
     samples: SampleEncoder,
-}
-
-impl Writer<BufWriter<File>> {
-    /// Creates the file and writes its header.
-    ///
-    /// # Errors
-    /// The file cannot be created or written.
-    pub fn create(path: &Path, header: &Header) -> Result<Self> {
-        let file = create_named(path).map_err(Error::file("create", path))?;
-        let fail = |source| Error::File { action: "write", path: path.to_owned(), source };
-        Writer::new(BufWriter::with_capacity(256 << 10, file), header).map_err(fail)
-    }
 }
 
 impl<W: Write> Writer<W> {
@@ -36,9 +26,9 @@ impl<W: Write> Writer<W> {
     /// The header cannot be written.
     pub fn new(mut sink: W, header: &Header) -> io::Result<Self> {
         sink.write_all(&codec::preamble())?;
-        sink.write_all(&codec::encode_header(header))?;
+        sink.write_all(&codec::encode_json(codec::HEADER, header))?;
         sink.flush()?;
-        Ok(Writer { sink, samples: SampleEncoder::new() })
+        Ok(Writer { sink, samples: SampleEncoder::default() })
     }
 
     /// Adds a request.
@@ -57,7 +47,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// The block cannot be written.
     pub fn mark(&mut self, mark: &Mark) -> io::Result<()> {
-        self.sink.write_all(&codec::encode_mark(mark))
+        self.sink.write_all(&codec::encode_json(codec::MARK, mark))
     }
 
     /// Writes out the samples collected so far.
@@ -79,7 +69,7 @@ impl<W: Write> Writer<W> {
         if let Some(block) = self.samples.flush() {
             self.sink.write_all(&block)?;
         }
-        self.sink.write_all(&codec::encode_end(end))?;
+        self.sink.write_all(&codec::encode_json(codec::END, end))?;
         self.sink.flush()?;
         Ok(self.sink)
     }
@@ -129,10 +119,9 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// The source cannot be read, or does not begin with a valid header.
     pub fn new(mut source: R) -> Result<Self, ReadError> {
-        let mut preamble = [0; PREAMBLE_LEN];
-        if fill(&mut source, &mut preamble)? < PREAMBLE_LEN {
+        let Ok(preamble) = <[u8; PREAMBLE_LEN]>::try_from(read_part(&mut source, PREAMBLE_LEN)?) else {
             return Err(Damage::Magic.into());
-        }
+        };
         codec::check_preamble(&preamble)?;
         let mut offset = PREAMBLE_LEN as u64;
         match next_block(&mut source, &mut offset)? {
@@ -173,17 +162,13 @@ impl<R: Read> Reader<R> {
 
 /// Returns the next block, or `None` at the end of the file (in order, truncated, or in zeros).
 fn next_block(source: &mut impl Read, offset: &mut u64) -> Result<Option<Block>, ReadError> {
-    let mut bytes = [0; BlockHead::LEN];
-    if fill(source, &mut bytes)? < bytes.len() {
-        return Ok(None);
-    }
+    let Ok(bytes) = <[u8; BlockHead::LEN]>::try_from(read_part(source, BlockHead::LEN)?) else { return Ok(None) };
     let head = codec::decode_head(&bytes)?;
     if head.is_zero() {
         return if only_zeros(source)? { Ok(None) } else { Err(Damage::Kind(0).into()) };
     }
-    let mut payload = vec![0; head.payload_len()];
-    let got = fill(source, &mut payload)?;
-    if got < payload.len() {
+    let payload = read_part(source, head.payload_len())?;
+    if payload.len() < head.payload_len() {
         return Ok(None);
     }
     match codec::decode_block(head, &payload) {
@@ -197,28 +182,20 @@ fn next_block(source: &mut impl Read, offset: &mut u64) -> Result<Option<Block>,
     }
 }
 
-/// Reads like `read_exact`, but returns the number of bytes.
-fn fill(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut got = 0;
-    while got < buffer.len() {
-        match source.read(&mut buffer[got..]) {
-            Ok(0) => break,
-            Ok(count) => got += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(got)
+/// Reads so many bytes, or fewer at the end.
+fn read_part(source: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(length);
+    source.take(length as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn only_zeros(source: &mut impl Read) -> io::Result<bool> {
-    let mut buffer = [0; 4096];
     loop {
-        let got = fill(source, &mut buffer)?;
-        if buffer[..got].iter().any(|&byte| byte != 0) {
+        let part = read_part(source, ZEROS_BYTES)?;
+        if part.iter().any(|&byte| byte != 0) {
             return Ok(false);
         }
-        if got < buffer.len() {
+        if part.len() < ZEROS_BYTES {
             return Ok(true);
         }
     }

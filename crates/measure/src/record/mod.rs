@@ -46,14 +46,6 @@ impl Outcome {
     /// All outcomes, in the order of their codes.
     pub const ALL: [Outcome; 5] =
         [Outcome::Ok, Outcome::ErrorReply, Outcome::WrongAnswer, Outcome::Timeout, Outcome::Lost];
-
-    fn code(self) -> u8 {
-        self as u8
-    }
-
-    fn from_code(code: u8) -> Option<Outcome> {
-        Self::ALL.get(usize::from(code)).copied()
-    }
 }
 
 /// Request of a run.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::blackout::{Blackout, Intervals};
 use crate::error::{Error, Result};
 use crate::record::{End, Header, Mark, MarkKind, Outcome, Record, Sample};
-use crate::summary::{Counts, Distribution, Latency, Summary};
+use crate::summary::{Counts, Distribution, Latency, Summary, Tally};
 use crate::timeline::{Ending, Operation, Timeline};
 use series::Series;
 use subject::Subject;
@@ -94,6 +94,7 @@ pub struct Report {
 }
 
 /// All records of a run as one.
+#[derive(Default)]
 struct Merged {
     kinds: Vec<String>,
     samples: Vec<Sample>,
@@ -186,15 +187,7 @@ fn merge(records: Vec<Record>) -> Result<Merged> {
     let started_ns = started_ns.ok_or_else(|| Error::Mismatch("there is no record to report on".into()))?;
     let ended_ns = records.iter().map(Record::ended_ns).max().unwrap_or(started_ns);
     let several = records.len() > 1;
-    let mut merged = Merged {
-        kinds: Vec::new(),
-        samples: Vec::new(),
-        marks: Vec::new(),
-        started_ns,
-        ended_ns,
-        longest_ns: 0,
-        blackouts: Intervals::default(),
-    };
+    let mut merged = Merged { started_ns, ended_ns, ..Merged::default() };
     for (number, record) in records.into_iter().enumerate() {
         let first = merged.kinds.len();
         let name = |kind: &String| if several { format!("{}: {kind}", number + 1) } else { kind.clone() };
@@ -238,12 +231,9 @@ impl Merged {
 
 impl Part {
     fn of<'a>(samples: impl Iterator<Item = &'a Sample>, blackout: Blackout) -> Part {
-        let (mut counts, mut latency) = (Counts::default(), Distribution::default());
-        for sample in samples {
-            counts.add(sample.outcome);
-            latency.add(sample.latency_ns);
-        }
-        Part { counts, latency: latency.latency(), blackout_ns: blackout.duration_ns }
+        let mut tally = Tally::default();
+        samples.for_each(|sample| tally.add(sample));
+        Part { counts: tally.counts, latency: tally.latency(), blackout_ns: blackout.duration_ns }
     }
 }
 

@@ -112,29 +112,14 @@ fn tiles(out: &mut String, report: &Report) {
     put!(out, "<section class=\"tiles\">");
     let good = |n: u64| if n == 0 { "good" } else { "bad" };
     let errors = counts.errors + counts.wrong;
-    tile(
-        out,
-        good(errors),
-        &count(errors),
-        "errors",
-        &format!("{} error replies, {} wrong answers", counts.errors, counts.wrong),
-    );
-    tile(
-        out,
-        good(report.dropped),
-        &count(report.dropped),
-        "dropped connections",
-        &format!("{} requests lost with them", counts.lost),
-    );
+    let detail = format!("{} error replies, {} wrong answers", counts.errors, counts.wrong);
+    tile(out, good(errors), &count(errors), "errors", &detail);
+    let detail = format!("{} requests lost with them", counts.lost);
+    tile(out, good(report.dropped), &count(report.dropped), "dropped connections", &detail);
     tile(out, good(counts.timeouts), &count(counts.timeouts), "timed out", "no answer in time");
     let latency = &report.summary.latency;
-    tile(
-        out,
-        "",
-        &time(report.summary.blackout.duration_ns),
-        "blackout",
-        &format!("whole run; during operations {}", time(report.during.blackout_ns)),
-    );
+    let detail = format!("whole run; during operations {}", time(report.during.blackout_ns));
+    tile(out, "", &time(report.summary.blackout.duration_ns), "blackout", &detail);
     tile(out, "", &time(latency.p50_ns), "median latency", &format!("p99 {}", time(latency.p99_ns)));
     if report.operations.is_empty() {
         tile(out, "", &time(latency.p999_ns), "p99.9", &format!("max {}", time(latency.max_ns)));

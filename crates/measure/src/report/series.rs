@@ -102,8 +102,7 @@ impl Series {
 }
 
 fn bucket(samples: &[Sample]) -> Bucket {
-    let latency: Distribution = samples.iter().map(|sample| sample.latency_ns).collect();
-    let latency = latency.latency();
+    let latency = samples.iter().map(|sample| sample.latency_ns).collect::<Distribution>().latency();
     let failed = samples.iter().filter(|sample| sample.outcome != Outcome::Ok).count() as u64;
     Bucket {
         p50_ns: latency.p50_ns,

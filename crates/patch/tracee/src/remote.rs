@@ -110,8 +110,10 @@ impl<'h> Remote<'h> {
         Tid(self.tid)
     }
 
-    /// Makes a system call; seccomp filters are evaluated for exactly this call first. Returns its result, or [`Error::RemoteSyscall`] for
-    /// an errno.
+    /// Makes a system call; seccomp filters are evaluated for exactly this call first.
+    ///
+    /// # Errors
+    /// [`Error::RemoteSyscall`] for an errno, [`Error::Seccomp`], or the thread cannot be used any more.
     pub fn syscall(&mut self, nr: u64, args: [u64; 6]) -> Result<u64, Error> {
         self.check_ready()?;
         self.gadgets.check(&self.filters, Tid(self.tid), nr, args)?;

@@ -55,6 +55,9 @@ impl<'s> StoppedThread<'s> {
 
     /// Checks that the thread's seccomp filters allow `rt_sigreturn` and each of these calls, exactly as they would be made. Changes
     /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoGadget`], [`Error::Seccomp`], or the process or its filters cannot be read.
     pub fn check_syscalls(&mut self, calls: &[(u64, [u64; 6])]) -> Result<(), Error> {
         let gadgets = self.tracer.process.find_gadgets()?;
         let filters = seccomp::Filters::of(&self.tracer.process, Tid(self.tid))?;
@@ -71,6 +74,9 @@ impl<'s> StoppedThread<'s> {
     }
 
     /// Makes one remote system call: begin, call, restore.
+    ///
+    /// # Errors
+    /// As for [`StoppedThread::begin_remote`] and [`Remote::syscall`], or the thread cannot be restored.
     pub fn remote(&mut self, nr: u64, args: [u64; 6]) -> Result<u64, Error> {
         let mut remote = self.begin_remote()?;
         let result = remote.syscall(nr, args);

@@ -10,7 +10,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+use stillpoint_host::clock::since_1970;
 use stillpoint_host::trusted::Directory;
 use stillpoint_host::{file, kernel_files};
 
@@ -46,8 +47,7 @@ pub struct Gap {
 impl Gap {
     /// Returns a gap that ends now.
     pub fn until_now() -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Gap { until_unix_s: now.as_secs() }
+        Gap { until_unix_s: since_1970().as_secs() }
     }
 
     /// Returns a sentence for the operator.

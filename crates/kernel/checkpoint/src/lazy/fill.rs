@@ -31,9 +31,17 @@ pub struct Fill {
     pub total: u64,
     /// Bytes that are still to be fetched; a server that took over counts from the beginning.
     pub left: u64,
+    /// Counts of what has been fetched.
+    #[serde(flatten)]
+    pub counts: FetchCounts,
+}
+
+/// Counts of what has been fetched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchCounts {
     /// Pages that were faulted in.
     pub faults: u64,
-    /// Bytes that were fetched because of faults.
+    /// Bytes that were fetched because of faults, including neighbours.
     pub asked: u64,
     /// Bytes that were fetched in the background.
     pub filled: u64,
@@ -79,7 +87,7 @@ impl ProgressFile {
 
 /// Records that nothing more will be fetched.
 pub(super) fn record_failure(dir: &Path) {
-    let none = Fill { state: State::Failed, total: 0, left: 0, faults: 0, asked: 0, filled: 0, ended: 0 };
+    let none = Fill { state: State::Failed, total: 0, left: 0, counts: FetchCounts::default() };
     let last = Fill::read(dir).unwrap_or(none);
     ProgressFile::of(dir).write(&Fill { state: State::Failed, ..last });
 }
@@ -94,7 +102,8 @@ mod tests {
         assert_eq!(Fill::read(dir.path()), None);
         let mut report = ProgressFile::of(dir.path());
         assert!(report.is_due());
-        let fill = Fill { state: State::Filling, total: 9, left: 4, faults: 1, asked: 2, filled: 3, ended: 0 };
+        let counts = FetchCounts { faults: 1, asked: 2, filled: 3, ended: 0 };
+        let fill = Fill { state: State::Filling, total: 9, left: 4, counts };
         report.write(&fill);
         assert!(!report.is_due());
         assert_eq!(Fill::read(dir.path()), Some(fill));

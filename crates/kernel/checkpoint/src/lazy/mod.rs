@@ -21,7 +21,6 @@ mod prefetch;
 mod rate_limit;
 mod server;
 
-pub use fill::{Fill, State};
+pub use fill::{FetchCounts, Fill, State};
 pub(crate) use keeper::wait_for;
 pub use keeper::{LazyOptions, serve};
-pub use server::FetchCounts;

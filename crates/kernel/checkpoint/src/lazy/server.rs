@@ -1,6 +1,6 @@
 //! Server of pages: it fetches faulted pages immediately, the others in the background.
 
-use super::fill::{Fill, ProgressFile, State};
+use super::fill::{FetchCounts, Fill, ProgressFile, State};
 use super::huge::{CollapseCounts, RestoredProcess};
 use super::prefetch::{MemoryRange, Prefetcher};
 use super::rate_limit::RateLimiter;
@@ -33,19 +33,6 @@ const EVENTS_PER_TURN_MAX: usize = 64;
 pub(super) const NOTE_FINISHED: u32 = 1;
 pub(super) const NOTE_DONE: u32 = 2;
 pub(super) const NOTE_FAILED: u32 = 3;
-
-/// Counts of what has been fetched.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FetchCounts {
-    /// Pages that were faulted in.
-    pub faults: u64,
-    /// Bytes that were fetched because of faults, including neighbours.
-    pub asked: u64,
-    /// Bytes that were fetched in the background.
-    pub filled: u64,
-    /// Number of processes that ended before all of their memory was resident.
-    pub ended: u64,
-}
 
 /// Ways in which a server ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -265,9 +252,8 @@ impl<'i> Server<'i> {
         }
         let open = self.served.iter().filter(|served| !served.closed);
         let left = open.map(|served| served.pending.bytes()).sum();
-        let FetchCounts { faults, asked, filled, ended } = self.counts;
         let state = if done { State::Done } else { State::Filling };
-        self.report.write(&Fill { state, total: self.total, left, faults, asked, filled, ended });
+        self.report.write(&Fill { state, total: self.total, left, counts: self.counts });
     }
 
     /// Reads one message of criu; returns false if criu has ended too early.
@@ -508,11 +494,9 @@ fn descriptor(criu: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let mut byte = [0];
     recvmsg(criu, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
         .with_action("receive a userfaultfd")?;
-    let mut found = None;
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-            found = found.or(descriptors.into_iter().next());
-        }
-    }
-    found.ok_or_else(|| Error::Daemon("criu sent a process without its userfaultfd".into()))
+    let first = |message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    };
+    ancillary.drain().find_map(first).ok_or_else(|| Error::Daemon("criu sent a process without its userfaultfd".into()))
 }

@@ -39,11 +39,7 @@ pub enum Event {
 impl Event {
     /// Decodes a message; `None` if there is none.
     pub(crate) fn decode(bytes: &[u8; BYTES]) -> Result<Option<Event>, Error> {
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
+        let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         Ok(Some(match u32::from(bytes[0]) {
             0 => return Ok(None),
             linux_raw_sys::general::UFFD_EVENT_PAGEFAULT => Event::Fault { address: word(16) },

@@ -5,9 +5,9 @@
 
 use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Subcommand};
 
-/// Parsed value of `T`, described later.
+/// Parsed value of `T`, whose options are described when it is called.
 #[derive(Debug)]
-pub(crate) struct Later<T>(pub(crate) T);
+pub(crate) struct LazyCommand<T>(pub(crate) T);
 
 /// Describes a command, and keeps the text that its parent has given it.
 fn described(command: Command, describe: fn(Command) -> Command) -> Command {
@@ -19,25 +19,17 @@ fn described(command: Command, describe: fn(Command) -> Command) -> Command {
     }
 }
 
-impl<T: FromArgMatches> FromArgMatches for Later<T> {
+impl<T: FromArgMatches> FromArgMatches for LazyCommand<T> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        T::from_arg_matches(matches).map(Later)
-    }
-
-    fn from_arg_matches_mut(matches: &mut ArgMatches) -> Result<Self, Error> {
-        T::from_arg_matches_mut(matches).map(Later)
+        T::from_arg_matches(matches).map(LazyCommand)
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
         self.0.update_from_arg_matches(matches)
     }
-
-    fn update_from_arg_matches_mut(&mut self, matches: &mut ArgMatches) -> Result<(), Error> {
-        self.0.update_from_arg_matches_mut(matches)
-    }
 }
 
-impl<T: Args> Args for Later<T> {
+impl<T: Args> Args for LazyCommand<T> {
     fn augment_args(command: Command) -> Command {
         command.defer(|command| described(command, T::augment_args))
     }
@@ -47,7 +39,7 @@ impl<T: Args> Args for Later<T> {
     }
 }
 
-impl<T: Subcommand> Subcommand for Later<T> {
+impl<T: Subcommand> Subcommand for LazyCommand<T> {
     fn augment_subcommands(command: Command) -> Command {
         command.defer(|command| described(command, T::augment_subcommands))
     }
