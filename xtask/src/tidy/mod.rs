@@ -46,7 +46,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     let rules = [
         layers::directions,
         layers::manifests,
-        layout::one_home_for_tests,
+        layout::one_home_for_each_kind,
         purity::pure_crates,
         purity::unsafe_only_at_the_edge,
         file_access::opened_in_one_place,
