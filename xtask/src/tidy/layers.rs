@@ -54,6 +54,7 @@ const PACKAGES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-integrations", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
+    ("stillpoint-patch-catalog", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
     ("stillpoint-migrate-control", Layer::Edge, Pillar::Migrate),
     ("stillpoint-migrate-postgres", Layer::Edge, Pillar::Migrate),

@@ -1,18 +1,17 @@
-//! Commands that a systemd unit starts, read from its files; and the drop-in that starts them through `stillpoint patch exec`.
+//! Commands that a systemd unit starts, read from its files.
 //!
 //! The obvious way is to ask `systemctl show`; it reports the loaded unit, with expanded specifiers and without quoting, and only where
-//! systemd runs. The files contain the original text, which a drop-in has to repeat (see `refresh`).
+//! systemd runs. The files contain the original text, which a drop-in has to repeat (see [`crate::drop_in`]).
 
-use super::enabled::Root;
-use super::refresh::{Record, Request};
-use anyhow::Context;
+use crate::error::Error;
+use crate::root::Root;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use stillpoint_host::file::{list, read_regular_text};
 use stillpoint_host::systemd::ServiceName;
 
 /// Directories of units; an earlier directory hides a later one's file of the same name (systemd.unit(5)).
-const UNIT_DIRECTORIES: [&str; 5] = [
+pub(crate) const UNIT_DIRECTORIES: [&str; 5] = [
     "/etc/systemd/system",
     "/run/systemd/system",
     "/usr/local/lib/systemd/system",
@@ -21,58 +20,18 @@ const UNIT_DIRECTORIES: [&str; 5] = [
 ];
 
 /// Name of our drop-in: it sorts late, so that it sees the settings of other drop-ins.
-const DROP_IN_NAME: &str = "90-stillpoint.conf";
+pub(crate) const DROP_IN_NAME: &str = "90-stillpoint.conf";
 
 /// Size limit in bytes of a unit's file.
 pub(crate) const UNIT_FILE_LEN_MAX: u64 = 1 << 20;
 
-/// Groups of system calls that a helper in a unit's sandbox makes: ptrace and kcmp, priorities.
-pub(crate) const HELPER_SYSTEM_CALLS: &str = "@debug @resources";
-
-/// Directory of generated units that hide others of their name, also those in /etc.
-const GENERATED_UNITS: &str = "/run/systemd/generator.early";
-
-/// Path of a unit's drop-in.
-pub(crate) fn drop_in(root: &Root, unit: &ServiceName) -> PathBuf {
-    drop_in_below(&root.at(UNIT_DIRECTORIES[0]), unit)
-}
-
-/// A unit's drop-in below a directory of units.
-pub(crate) fn drop_in_below(directory: &Path, unit: &ServiceName) -> PathBuf {
-    directory.join(format!("{unit}.d")).join(DROP_IN_NAME)
-}
-
-/// Paths of our drop-ins; an earlier one hides a later one.
-pub(crate) fn drop_ins_of_ours(root: &Root, unit: &ServiceName) -> [PathBuf; 2] {
-    [drop_in_below(&root.at(GENERATED_UNITS), unit), drop_in(root, unit)]
-}
-
-/// Returns every unit that has the drop-in.
-///
-/// # Errors
-/// The directory of units cannot be read.
-pub(crate) fn with_drop_in(root: &Root) -> anyhow::Result<Vec<ServiceName>> {
-    let directory = root.at(UNIT_DIRECTORIES[0]);
-    let entries = match list(&directory) {
-        Err(error) if error.is_not_found() => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let unit = |name: &String| {
-        let unit = ServiceName::complete(name.strip_suffix(".d")?).ok()?;
-        drop_in(root, &unit).exists().then_some(unit)
-    };
-    let mut units: Vec<ServiceName> = entries.iter().filter_map(unit).collect();
-    units.sort();
-    Ok(units)
-}
-
 /// Settings of a unit's main process, from the unit's files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Service {
+pub struct Service {
     /// Its `ExecStart=` lines, as written.
     pub(crate) exec_start: Vec<String>,
     /// Settings of its sandbox that may keep a helper inside of it from tracing.
-    pub(crate) confined_by: Vec<String>,
+    pub confined_by: Vec<String>,
     /// True if it executes only programs that `ExecPaths=` names.
     pub(crate) names_executables: bool,
     pub(crate) families: Families,
@@ -106,17 +65,21 @@ impl Families {
 
 impl Service {
     /// Returns true if the sandbox prevents a connection to the helper outside.
-    pub(crate) fn lacks_local_sockets(&self) -> bool {
+    pub fn lacks_local_sockets(&self) -> bool {
         matches!(self.families, Families::Named { local: false } | Families::AllBut { local: true })
     }
 
     /// Reads a unit with all its drop-ins but ours.
-    pub(crate) fn read(root: &Root, unit: &ServiceName) -> anyhow::Result<Service> {
+    ///
+    /// # Errors
+    /// The unit does not exist or starts no program, or one of its files cannot be read.
+    pub fn read(root: &Root, unit: &ServiceName) -> Result<Service, Error> {
         let template = unit.template().map(|template| template.to_string());
         let names: Vec<String> = [Some(unit.to_string()), template].into_iter().flatten().collect();
         let fragment =
             names.iter().flat_map(|name| UNIT_DIRECTORIES.map(|d| root.at(d).join(name))).find(|p| p.is_file());
-        let fragment = fragment.with_context(|| format!("no systemd directory contains the unit {unit}"))?;
+        let fragment =
+            fragment.ok_or_else(|| Error::Refused(format!("no systemd directory contains the unit {unit}")))?;
         let mut files = vec![fragment];
         files.extend(drop_ins(root, &names));
         let mut service = Service::default();
@@ -124,11 +87,19 @@ impl Service {
             let text = read_regular_text(&file, UNIT_FILE_LEN_MAX)?;
             service.add(&text);
         }
-        anyhow::ensure!(!service.exec_start.is_empty(), "unit {unit} has no ExecStart=");
+        if service.exec_start.is_empty() {
+            return Err(Error::Refused(format!("unit {unit} has no ExecStart=")));
+        }
         Ok(service)
     }
 
-    fn add(&mut self, text: &str) {
+    /// Returns the programs that are plain paths.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = PathBuf> {
+        self.exec_start.iter().filter_map(|line| program(line))
+    }
+
+    /// Adds the settings of a file.
+    pub(crate) fn add(&mut self, text: &str) {
         let mut section = String::new();
         for line in logical_lines(text) {
             if line.starts_with('[') {
@@ -182,28 +153,8 @@ fn logical_lines(text: &str) -> Vec<String> {
     lines
 }
 
-/// Returns an `ExecStart=` line that does the same through `stillpoint patch exec`: the prefixes of systemd stay in front, and `@`, which
-/// gives the program's own name, becomes an option. Quoting, `$VARIABLES` and `%specifiers` do not change.
-pub(crate) fn prefixed(line: &str, request: &Request) -> anyhow::Result<String> {
-    let command = line.trim_start_matches(['-', '@', ':', '+', '!']);
-    let marks = &line[..line.len() - command.len()];
-    let mut words = vec![request.stillpoint.clone(), "patch".into(), "exec".into()];
-    words.extend(request.options.iter().cloned());
-    let command = if marks.contains('@') {
-        let (program, rest) = split_word(command).with_context(|| format!("no program in ExecStart={line}"))?;
-        let (name, rest) = split_word(rest).with_context(|| format!("no name after @ in ExecStart={line}"))?;
-        words.extend(["--argv0".to_owned(), name.to_owned()]);
-        format!("{program} {rest}")
-    } else {
-        command.to_owned()
-    };
-    anyhow::ensure!(!command.trim().is_empty(), "no program in ExecStart={line}");
-    words.extend(["--".to_owned(), command.trim().to_owned()]);
-    Ok(format!("{}{}", marks.replace('@', ""), words.join(" ")))
-}
-
 /// Splits a command line into its first word, quotes included, and the rest.
-fn split_word(line: &str) -> Option<(&str, &str)> {
+pub(crate) fn split_word(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
     let mut quote = None;
     let mut escaped = false;
@@ -222,62 +173,15 @@ fn split_word(line: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns the program of an `ExecStart=` line, if it is a plain path.
-pub(crate) fn program(line: &str) -> Option<PathBuf> {
+fn program(line: &str) -> Option<PathBuf> {
     let (word, _) = split_word(line.trim_start_matches(['-', '@', ':', '+', '!']))?;
     let word = word.trim_matches(['"', '\'']);
     (word.starts_with('/') && !word.contains(['$', '%', '\\'])).then(|| PathBuf::from(word))
 }
 
-/// Returns the text of the drop-in.
-pub(crate) fn text(service: &Service, request: &Request) -> anyhow::Result<String> {
-    let mut text =
-        "# Written by `stillpoint patch enable`, removed by `stillpoint patch disable`: the service starts with its\n\
-                    # live patches active before its first instruction (stillpoint-patch-exec(1)). When the unit has\n\
-                    # changed, `stillpoint patch refresh` updates this file.\n"
-            .to_owned();
-    text += &Record::of(service, request).line()?;
-    text += "[Service]\nExecStart=\n";
-    for line in &service.exec_start {
-        text += &format!("ExecStart={}\n", prefixed(line, request)?);
-    }
-    if service.names_executables {
-        text += &format!("ExecPaths={}\n", request.stillpoint);
-    }
-    if request.loosen_sandbox && !service.confined_by.is_empty() {
-        text += "# Requested by --loosen-sandbox: the helper runs in the sandbox of the service.\n";
-        text += &format!("SystemCallFilter={HELPER_SYSTEM_CALLS}\n");
-    }
-    if request.loosen_sandbox && service.lacks_local_sockets() {
-        text += "# Requested by --loosen-sandbox: a socket connects to the helper outside of the sandbox.\n";
-        text += "RestrictAddressFamilies=AF_UNIX\n";
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn request(options: &[&str], loosen_sandbox: bool) -> Request {
-        let options = options.iter().map(ToString::to_string).collect();
-        Request { stillpoint: "/usr/bin/stillpoint".into(), options, loosen_sandbox }
-    }
-
-    fn line(line: &str) -> String {
-        prefixed(line, &request(&["--unit", "x.service"], false)).unwrap()
-    }
-
-    #[test]
-    fn lines_are_prefixed_and_keep_what_systemd_reads() {
-        let exec = "/usr/bin/stillpoint patch exec --unit x.service";
-        assert_eq!(
-            line("/usr/bin/redis-server a \"b c\" $D %i"),
-            format!("{exec} -- /usr/bin/redis-server a \"b c\" $D %i")
-        );
-        assert_eq!(line("-!!/bin/true"), format!("-!!{exec} -- /bin/true"));
-        assert_eq!(line("@/usr/sbin/x \"my name\" -d"), format!("{exec} --argv0 \"my name\" -- /usr/sbin/x -d"));
-        assert!(prefixed("-", &request(&[], false)).is_err());
-    }
 
     #[test]
     fn units_are_read_as_systemd_reads_them() {
@@ -288,20 +192,6 @@ mod tests {
         service.add("[Service]\nExecStart=\nExecStart=/bin/b\nSystemCallFilter=~@privileged\n");
         assert_eq!(service.exec_start, ["/bin/b"]);
         assert_eq!(service.confined_by, ["SystemCallFilter=~@privileged"]);
-    }
-
-    #[test]
-    fn a_sandbox_gets_what_it_needs_and_no_more() {
-        let mut service = Service::default();
-        service.add("[Service]\nExecStart=/bin/a\nNoExecPaths=/\nSystemCallFilter=@system-service\n");
-        let of = |service: &Service, loosen| text(service, &request(&[], loosen)).unwrap();
-        assert!(of(&service, false).ends_with("\nExecPaths=/usr/bin/stillpoint\n"));
-        assert!(of(&service, true).ends_with("\nSystemCallFilter=@debug @resources\n"));
-        service.add("[Service]\nNoExecPaths=\nSystemCallFilter=\n");
-        assert!(of(&service, true).ends_with("-- /bin/a\n"));
-        service.add("[Service]\nRestrictAddressFamilies=AF_INET\n");
-        assert!(of(&service, true).ends_with("\nRestrictAddressFamilies=AF_UNIX\n"));
-        assert!(of(&service, false).ends_with("-- /bin/a\n"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Bases of enabled patches. A start applies the patches in order, and drops each one whose base is not active by then.
 
-use std::fmt;
+use crate::patch_file::PatchFile;
 use stillpoint_patch_format::{DiffFact, Patch, SymbolValue};
 
 /// Patches of one unit that a start activates, in their order.
@@ -8,17 +8,19 @@ use stillpoint_patch_format::{DiffFact, Patch, SymbolValue};
 pub(crate) struct Stack(Vec<Patch>);
 
 /// Base that is not active below a patch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct MissingBase {
-    /// Name of the patch that needs it.
-    pub(crate) patch: String,
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "patch {} is based on {}, which no patch enabled below it adds to {} (build-id {})",
+    patch.name, self.base(), patch.target.file_name, patch.target.build_id
+)]
+pub struct MissingBase {
+    /// Patch that needs it.
+    pub patch: Patch,
     base: Base,
-    /// File of the target and its build-id.
-    file: String,
 }
 
 /// Prerequisite that an earlier patch must provide.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 enum Base {
     /// A diff, by its name and SHA-256.
     Diff(String, [u8; 32]),
@@ -41,14 +43,13 @@ impl Stack {
     ///
     /// # Errors
     /// The first base that no patch of the same file below it provides; the stack is unchanged.
-    pub(crate) fn push(&mut self, patch: Patch) -> Result<(), MissingBase> {
+    pub(crate) fn push(&mut self, patch: Patch) -> Result<(), Box<MissingBase>> {
         let is_replaced = |below: &Patch| is_same_file(below, &patch) && patch.replaces.contains(&below.name);
         let stays = |below: &&Patch| !is_replaced(below);
         let brings = |base: &Base| self.0.iter().filter(stays).any(|below| base.is_added_by(below, &patch));
         let missing = bases(&patch).find(|base| !brings(base));
         if let Some(base) = missing {
-            let file = format!("{} (build-id {})", patch.target.file_name, patch.target.build_id);
-            return Err(MissingBase { patch: patch.name, base, file });
+            return Err(Box::new(MissingBase { patch, base }));
         }
         self.0.retain(|below| !is_replaced(below));
         self.0.push(patch);
@@ -85,13 +86,13 @@ impl Base {
 }
 
 impl MissingBase {
-    /// Returns true if `below` provides the base to the file that `above` is for.
-    pub(crate) fn is_added_by(&self, below: &Patch, above: &Patch) -> bool {
-        self.base.is_added_by(below, above)
+    /// Returns true if `below` provides the base to the file that the patch is for.
+    pub fn is_added_by(&self, below: &Patch) -> bool {
+        self.base.is_added_by(below, &self.patch)
     }
 
     /// Base in words, for the `try:` line.
-    pub(crate) fn base(&self) -> String {
+    pub fn base(&self) -> String {
         match &self.base {
             Base::Diff(name, _) => name.clone(),
             Base::Symbol(name) => format!("`{name}`"),
@@ -99,11 +100,14 @@ impl MissingBase {
     }
 }
 
-impl fmt::Display for MissingBase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MissingBase { patch, file, .. } = self;
-        write!(f, "patch {patch} is based on {}, which no patch enabled below it adds to {file}", self.base())
-    }
+/// Returns the first base that a remaining patch loses with the removed ones.
+pub fn lost_base(removed: &[PatchFile], remaining: &[PatchFile]) -> Option<Box<MissingBase>> {
+    let mut all: Vec<&PatchFile> = removed.iter().chain(remaining).collect();
+    all.sort();
+    let before = Stack::of(all.into_iter().filter_map(|stored| stored.patch().ok()));
+    let mut after = Stack::default();
+    let mut missing = remaining.iter().filter_map(|stored| after.push(stored.patch().ok()?).err());
+    missing.find(|missing| before.holds(&missing.patch.name))
 }
 
 #[cfg(test)]
