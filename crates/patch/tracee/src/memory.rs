@@ -5,6 +5,7 @@ use crate::{Error, Pid, sys};
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
 use stillpoint_base::{PAGE, crosses_page, page_start};
 use stillpoint_patch_format::Avma;
 
@@ -183,7 +184,7 @@ impl Memory {
             let here = at.0.wrapping_add(done as u64);
             let room = (PAGE - here % PAGE) as usize;
             let part = &bytes[done..bytes.len().min(done + room)];
-            match sys::write_at(&self.file, part, here) {
+            match self.file.write_at(part, here) {
                 Ok(0) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 Ok(n) => done += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

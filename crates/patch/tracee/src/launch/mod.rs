@@ -19,6 +19,7 @@ pub mod introduction;
 
 use self::credentials::{Credentials, is_secure};
 use crate::sys::Wait;
+use crate::tracer::is_there;
 use crate::{Error, Memory, Pid, Process, calling_process, maps, module, sys};
 use std::io::{self, Write};
 use std::marker::PhantomData;
@@ -305,12 +306,7 @@ impl Launch {
 
     /// Ignores ESRCH: the next wait reports a program that was killed while it was stopped.
     fn go(&self, result: io::Result<()>) -> Result<(), Error> {
-        match result {
-            Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
-                Err(Error::Os { call: "ptrace", id: self.program.pid.0, source })
-            }
-            _ => Ok(()),
-        }
+        is_there(result, "ptrace", self.program.pid.0).map(drop)
     }
 
     /// Returns true if a program in the exec stop has privileges that its process lacked before. The kernel honours set-user-id bits and
