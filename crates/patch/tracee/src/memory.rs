@@ -120,9 +120,17 @@ impl Memory {
     /// # Errors
     /// As [`Memory::read`].
     pub fn read_u64(&self, at: Avma) -> Result<u64, Error> {
-        let mut buf = [0; 8];
-        self.read(at, &mut buf)?;
-        Ok(u64::from_le_bytes(buf))
+        self.read_array(at).map(u64::from_le_bytes)
+    }
+
+    /// Reads a number of bytes that is known at compile time.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
+    pub fn read_array<const N: usize>(&self, at: Avma) -> Result<[u8; N], Error> {
+        let mut bytes = [0; N];
+        self.read(at, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// Reads the next part of `buf`, of which `done` bytes have been read.
@@ -206,8 +214,7 @@ impl Memory {
             } else {
                 (here, 8)
             };
-            let mut word = [0; 8];
-            self.read(Avma(start), &mut word)?;
+            let mut word: [u8; 8] = self.read_array(Avma(start))?;
             let part = &bytes[done..bytes.len().min(done + room)];
             let offset = (here - start) as usize;
             word[offset..offset + part.len()].copy_from_slice(part);
