@@ -8,7 +8,7 @@ use std::time::Duration;
 use stillpoint_events::Event;
 use stillpoint_host::systemd::ControlGroup;
 use stillpoint_patch_catalog::{PatchFile, Policy};
-use stillpoint_patch_engine::{self as engine, Quiescence, ServiceState, ThreadView};
+use stillpoint_patch_engine::{self as engine, Options, Quiescence, ServiceState, ThreadView};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
@@ -127,22 +127,27 @@ pub(crate) struct MigrationOptions {
     /// itself at its next quiescence point), `group:NAME` (the threads of a group together at theirs, the others as
     /// local), `global` (all together at theirs) or `stop` (all at once, stopped from outside).
     #[arg(long, value_name = "MODE", value_parser = quiescence, default_value = "probe")]
-    pub(crate) quiescence: Quiescence,
+    quiescence: Quiescence,
     /// Mechanism by which each thread sees its version of the code: `trampoline` (jumps, on every kernel) or `generation`
     /// (pages of its own, on a kernel with address-space generations).
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
     /// Continue in a program with its own coroutines, although old code may continue to run in suspended ones.
     #[arg(long)]
-    pub(crate) allow_suspended_frames: bool,
+    allow_suspended_frames: bool,
 }
 
 impl MigrationOptions {
-    /// Returns the mechanism by which each thread sees its version.
-    pub(crate) fn view(&self) -> ThreadView {
-        match self.view {
-            ViewArg::Trampoline => ThreadView::Trampoline,
-            ViewArg::Generation => ThreadView::Generation,
+    /// Returns options of the engine with these.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            quiescence: self.quiescence,
+            view: match self.view {
+                ViewArg::Trampoline => ThreadView::Trampoline,
+                ViewArg::Generation => ThreadView::Generation,
+            },
+            allow_suspended_frames: self.allow_suspended_frames,
+            ..Options::default()
         }
     }
 }
