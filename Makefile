@@ -49,22 +49,22 @@ check: setup ## formatting, lints, and the rules of the tree (layers, purity, wo
 
 demo: build ## patch a running redis 17 times under load and show what its clients noticed
 	@setup/install patch
-	@$(BUILD_RELEASE) -p stillpoint-patch-tests --bin demo
+	@$(BUILD_RELEASE) -p stillpoint-patch-bench --bin demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo $(DEMO_ARGS)
 
 demo-migrate: build ## move a PostgreSQL database to another server and back under load (DEMO_ARGS=--short: a minute)
 	@setup/install migrate
-	@$(BUILD_RELEASE) -p stillpoint-migrate-demo
+	@$(BUILD_RELEASE) -p stillpoint-migrate-bench --bin demo-migrate
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-migrate $(DEMO_ARGS)
 
 demo-kernel: build ## change the kernel of an emulated machine under three databases, root (DEMO_ARGS=--short: no faults)
 	@setup/install kernel
-	@$(BUILD_RELEASE) -p stillpoint-kernel-demo
+	@$(BUILD_RELEASE) -p stillpoint-kernel-bench --bin demo-kernel
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-kernel $(DEMO_ARGS)
 
 bench: setup build ## measure what docs/numbers.md states (about an hour; BENCH_ARGS=--short: 10 minutes)
-	@$(BUILD_RELEASE) -p stillpoint-patch-tests --bin bench
-	@$(BUILD_RELEASE) -p stillpoint-migrate-tests --bin migrate-rivals
+	@$(BUILD_RELEASE) -p stillpoint-patch-bench --bin bench
+	@$(BUILD_RELEASE) -p stillpoint-migrate-bench --bin migrate-rivals
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
 
 bench-kernel: setup build ## criu's own against ours (BENCH_ARGS='MIB ROUNDS': 1024 3), and all ways by size of memory, root (BENCH_SIZES, in MiB)

@@ -12,7 +12,7 @@ for which in ${1:-changes fixes}; do
         echo "\`experiments/postgres.sh $which\`, $(git describe --always --dirty), $(date -u +%F), $(nproc) processors," \
             "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), Linux $(uname -r)"
         echo
-        cargo run --quiet --locked -p stillpoint-patch-tests --bin postgres -- "$which"
+        cargo run --quiet --locked -p stillpoint-patch-bench --bin postgres -- "$which"
     } > "$out.part"
     mv "$out.part" "$out"
     cat "$out"

@@ -43,9 +43,9 @@ fn is_product(file: &SourceFile) -> bool {
     file.path.contains("/src/") && !file.is_test() && !is_tool(&file.path)
 }
 
-/// Returns true for packages that only tests and demonstrations use.
+/// Returns true for packages that only tests, benchmarks and demonstrations use.
 fn is_tool(path: &str) -> bool {
-    path.starts_with("crates/testing/") || path.split('/').nth(2).is_some_and(|part| part == "tests" || part == "demo")
+    path.starts_with("crates/testing/") || path.split('/').nth(2).is_some_and(|part| part == "tests" || part == "bench")
 }
 
 fn banned_in<'a>(file: &SourceFile, lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Finding> {

@@ -1,4 +1,5 @@
-//! Layout of the tree: one home for each pillar's integration tests, and no large import cycle inside a crate.
+//! Layout of the tree: one home for each pillar's integration tests, one for its benchmarks, and no large import cycle
+//! inside a crate.
 
 use super::lexer::{code_only, lines_outside_tests};
 use super::{Finding, SourceFile, Tree};
@@ -9,16 +10,23 @@ const PILLARS: [&str; 3] = ["patch", "migrate", "kernel"];
 /// Maximum number of files in an import cycle of a crate.
 pub(super) const CYCLE_MAX: usize = 5;
 
-/// Integration tests of a pillar must all be in `crates/PILLAR/tests`.
-pub(super) fn one_home_for_tests(tree: &Tree) -> Vec<Finding> {
-    let is_elsewhere = |file: &&SourceFile| {
+/// Integration tests of a pillar must all be in `crates/PILLAR/tests`, programs that measure or demonstrate in
+/// `crates/PILLAR/bench`.
+pub(super) fn one_home_for_each_kind(tree: &Tree) -> Vec<Finding> {
+    let misplaced = |file: &SourceFile| {
         let parts: Vec<&str> = file.path.split('/').collect();
-        matches!(parts[..], ["crates", pillar, folder, "tests", _, ..] if PILLARS.contains(&pillar) && folder != "tests")
+        match parts[..] {
+            ["crates", pillar, folder, "tests", _, ..] if PILLARS.contains(&pillar) && folder != "tests" => {
+                Some("integration tests belong into crates/PILLAR/tests/it/CRATE")
+            }
+            ["crates", pillar, folder, "src", "bin", ..] if PILLARS.contains(&pillar) && folder != "bench" => {
+                Some("benchmarks and demonstrations belong into crates/PILLAR/bench/src/bin")
+            }
+            _ => None,
+        }
     };
-    let found = tree.files.iter().filter(|file| file.is_rust()).filter(is_elsewhere);
-    found
-        .map(|file| Finding::new(&file.path, 0, "integration tests belong into crates/PILLAR/tests/it/CRATE"))
-        .collect()
+    let files = tree.files.iter().filter(|file| file.is_rust());
+    files.filter_map(|file| Some(Finding::new(&file.path, 0, misplaced(file)?))).collect()
 }
 
 /// Returns import cycles of more than [`CYCLE_MAX`] files, each with its crate and its files.
@@ -213,10 +221,12 @@ mod tests {
     #[test]
     fn tests_of_a_pillar_have_one_home() {
         let wrong = "crates/patch/engine/tests/it/apply.rs";
-        let files =
-            [wrong, "crates/patch/tests/it/engine/apply.rs", "crates/host/tests/it/main.rs"].map(|path| (path, ""));
-        let found: Vec<String> = one_home_for_tests(&tree(&files)).into_iter().map(|finding| finding.path).collect();
-        assert_eq!(found, [wrong]);
+        let program = "crates/patch/tests/src/bin/bench.rs";
+        let right = ["crates/patch/tests/it/engine/apply.rs", "crates/patch/bench/src/bin/bench.rs"];
+        let files = [wrong, program, right[0], right[1], "crates/host/tests/it/main.rs"].map(|path| (path, ""));
+        let found: Vec<String> =
+            one_home_for_each_kind(&tree(&files)).into_iter().map(|finding| finding.path).collect();
+        assert_eq!(found, [wrong, program]);
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     let rules = [
         layers::directions,
         layers::manifests,
-        layout::one_home_for_tests,
+        layout::one_home_for_each_kind,
         helpers::written_once,
         purity::pure_crates,
         purity::unsafe_only_at_the_edge,

@@ -33,14 +33,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     for (signed, signer) in args.files.read()? {
         let options = Options {
-            quiescence: args.migration.quiescence,
-            view: args.migration.view(),
-            allow_suspended_frames: args.migration.allow_suspended_frames,
             timeout: args.timeout,
             replace: args.replace,
             dry_run: args.dry_run,
             signer,
-            ..Options::default()
+            ..args.migration.options()
         };
         let name = &signed.patch.name;
         args.processes.wave(&args.pace, output, |pid| {

@@ -1,7 +1,7 @@
 //! `stillpoint patch build`: builds a live patch from source diffs.
 
 use super::building::{Integration, Workplace, hint, with_builder};
-use super::processes::{ViewArg, read_patch};
+use super::processes::ViewArg;
 use crate::output::{Failure, Output, Success};
 use anyhow::Context;
 use serde::Serialize;
@@ -10,6 +10,7 @@ use stillpoint_patch_builder::{
     Built, ChangedFile, DebianRequest, Error, HookNames, Readable, Report, Reproduced, Shipped, ShippedAs,
     SourceRequest, Statement, read_secret_key, write_whole,
 };
+use stillpoint_patch_catalog::PatchFile;
 use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 
 /// Exit codes, printed after the options.
@@ -138,8 +139,6 @@ enum ScopeName {
 
 #[derive(Serialize)]
 struct RefusalLine<'a> {
-    v: u32,
-    event: &'static str,
     refusals: Vec<Reason<'a>>,
     files: &'a [ChangedFile],
 }
@@ -152,8 +151,6 @@ struct Reason<'a> {
 
 #[derive(Serialize)]
 struct BuiltLine<'a> {
-    v: u32,
-    event: &'static str,
     name: Option<&'a str>,
     output: Option<&'a Path>,
     digest: Option<String>,
@@ -240,7 +237,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
 fn statement(args: &Args) -> anyhow::Result<Statement> {
     let mut earlier = Vec::new();
     for path in &args.earlier {
-        let bytes = read_patch(path)?;
+        let bytes = PatchFile::read(path)?.bytes;
         earlier.push(decode(&bytes).with_context(|| format!("patch file {}", path.display()))?.patch);
     }
     let by_generations = matches!(args.view, ViewArg::Generation);
@@ -277,11 +274,11 @@ fn failure(error: Error, shipped: &ShippedAs, output: &Output) -> Failure {
     match &error {
         Error::Refused(refusals) => {
             let refusals = refusals.iter().map(|r| Reason { code: r.code(), text: r.to_string() }).collect();
-            output.json(&RefusalLine { v: 1, event: "refused", refusals, files: &[] });
+            output.result("refused", &RefusalLine { refusals, files: &[] });
         }
         Error::Unaccounted { files, .. } => {
             let refusals = vec![Reason { code: "unaccounted-file", text: error.to_string() }];
-            output.json(&RefusalLine { v: 1, event: "refused", refusals, files });
+            output.result("refused", &RefusalLine { refusals, files });
         }
         _ => {}
     }
@@ -311,7 +308,7 @@ fn finish(
         if files.len() > LISTED_FILES_MAX {
             output.line(format_args!("  and {} more files, see --json", files.len() - LISTED_FILES_MAX));
         }
-        output.json(&line(&built.report, None, None, &[]));
+        output.result("nothing-to-patch", &line(&built.report, None, None, &[]));
         return Ok(Success::Nothing);
     };
     let bytes = match key {
@@ -326,7 +323,7 @@ fn finish(
         write_whole(path, &bytes, Readable::ByOthers).map_err(|e| Failure::failed(e, "no patch was written"))?;
     }
     describe(patch, &built.report, written, bytes.len(), output);
-    output.json(&line(&built.report, Some(patch), written, &bytes));
+    output.result("built", &line(&built.report, Some(patch), written, &bytes));
     Ok(Success::Done)
 }
 
@@ -371,8 +368,6 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
 fn line<'a>(report: &'a Report, patch: Option<&'a Patch>, path: Option<&'a Path>, bytes: &[u8]) -> BuiltLine<'a> {
     let digest = decode(bytes).ok().map(|signed| hex::encode(signed.digest));
     BuiltLine {
-        v: 1,
-        event: if patch.is_some() { "built" } else { "nothing-to-patch" },
         name: patch.map(|p| p.name.as_str()),
         output: path,
         digest,

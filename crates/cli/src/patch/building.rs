@@ -4,6 +4,7 @@ use crate::output::Output;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::mpsc;
+use stillpoint_events::VERSION;
 use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated, Verdict};
 
 /// Directories and number of compilers.
@@ -65,7 +66,7 @@ pub(super) fn with_builder<R: Send>(
         for event in receiver {
             match &event {
                 Event::Progress { text } => output.progress(text),
-                choice if output.is_json() => output.json(&EventLine { v: 1, event: choice }),
+                choice if output.is_json() => output.json(&EventLine { v: VERSION, event: choice }),
                 choice => output.note(choice),
             }
         }

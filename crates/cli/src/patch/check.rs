@@ -41,13 +41,7 @@ struct BusyLine<'a> {
 /// Runs `stillpoint patch check`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let files = args.files.read()?;
-    let options = Options {
-        quiescence: args.migration.quiescence,
-        view: args.migration.view(),
-        allow_suspended_frames: args.migration.allow_suspended_frames,
-        replace: args.replace,
-        ..Options::default()
-    };
+    let options = Options { replace: args.replace, ..args.migration.options() };
     args.processes.each(|pid| {
         for (signed, _) in &files {
             let name = &signed.patch.name;

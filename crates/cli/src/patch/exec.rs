@@ -3,10 +3,8 @@
 //! The process becomes the program: pid, parent and all else stay the same. A helper process holds it at its entry point meanwhile (see
 //! `stillpoint_patch_tracee::launch`). All messages go to standard error: standard output belongs to the program.
 
-use super::enabled::{Enabled, PatchFile, Root};
-use super::exec_helper::Executables;
+use super::enabled::RootOption;
 use super::processes::{Trust, duration};
-use super::refresh;
 use crate::output::{Failure, Output};
 use std::ffi::OsString;
 use std::io::Write;
@@ -16,6 +14,7 @@ use std::time::{Duration, Instant};
 use stillpoint_host::kernel_files;
 use stillpoint_host::systemd::ServiceName;
 use stillpoint_host::trusted::Directory;
+use stillpoint_patch_catalog::{Enabled, Error, Executables, PatchFile, drop_in};
 use stillpoint_patch_engine::{self as engine, Options, Outcome, Quiescence, ServiceState};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::launch::{self, Gate, Launch, LaunchState, Program, Side, Waiting};
@@ -35,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SOCKET", default_value = "/run/stillpoint/exec.sock")]
     helper: PathBuf,
     #[command(flatten)]
-    root: Root,
+    root: RootOption,
     #[command(flatten)]
     pub(super) trust: Trust,
     /// Do not run the program unless every patch is active.
@@ -90,7 +89,7 @@ pub(super) fn report(text: impl std::fmt::Display) {
 fn check_unit(args: &Args) -> Result<(), Failure> {
     let Some(unit) = args.unit.as_deref().and_then(|unit| ServiceName::parse(unit).ok()) else { return Ok(()) };
     let hint = format!("stillpoint patch refresh --unit {unit}");
-    match refresh::change(&args.root, &unit) {
+    match drop_in::change(&args.root.root, &unit) {
         Ok(None) => {}
         Ok(Some(change)) if args.strict => {
             let error = anyhow::anyhow!("{unit} was changed after its patches were enabled: {change}");
@@ -100,7 +99,9 @@ fn check_unit(args: &Args) -> Result<(), Failure> {
             "warning: {unit} was changed after its patches were enabled: {change}; it starts without these changes; try: {hint}"
         )),
         // a sandbox may hide the files; that must not prevent the start of the service
-        Err(error) => report(format_args!("warning: changes of {unit} cannot be detected: {error:#}")),
+        Err(error) => {
+            report(format_args!("warning: changes of {unit} cannot be detected: {:#}", anyhow::Error::from(error)))
+        }
     }
     Ok(())
 }
@@ -108,17 +109,17 @@ fn check_unit(args: &Args) -> Result<(), Failure> {
 /// Reads the patches; names those that cannot be read, or refuses with `--strict`.
 fn read(args: &Args) -> Result<Patches, Failure> {
     let mut patches = Patches::new();
-    let drop = |error: anyhow::Error| match args.strict {
+    let drop = |error: Error| match args.strict {
         true => Err(Failure::refused(error)),
         false => {
-            report(format_args!("warning: dropped: {error:#}"));
+            report(format_args!("warning: dropped: {:#}", anyhow::Error::from(error)));
             Ok(())
         }
     };
     let mut files = Vec::new();
     if let Some(unit) = &args.unit {
-        let unit = ServiceName::parse(unit).map_err(anyhow::Error::new);
-        match unit.and_then(|unit| Enabled::of(&args.root, &unit).patches()) {
+        let unit = ServiceName::parse(unit).map_err(Error::from);
+        match unit.and_then(|unit| Enabled::of(&args.root.root, &unit).patches()) {
             Ok(enabled) => files.extend(enabled),
             Err(error) => drop(error)?,
         }
@@ -129,8 +130,9 @@ fn read(args: &Args) -> Result<Patches, Failure> {
             Err(error) => drop(error)?,
         }
     }
+    let policy = args.trust.policy();
     for file in files {
-        match args.trust.check(&file.bytes, &file.path) {
+        match policy.check(&file) {
             Ok(read) => patches.push(read),
             Err(error) => drop(error)?,
         }
@@ -138,7 +140,7 @@ fn read(args: &Args) -> Result<Patches, Failure> {
     Ok(patches)
 }
 
-fn expand(path: &Path) -> anyhow::Result<Vec<PatchFile>> {
+fn expand(path: &Path) -> Result<Vec<PatchFile>, Error> {
     if path.is_dir() { PatchFile::all_in(&Directory::open_of_root(path)?) } else { Ok(vec![PatchFile::read(path)?]) }
 }
 
@@ -271,9 +273,7 @@ impl LaunchHelper {
         let process = gate.process()?;
         let modules = process.modules()?;
         let fits: Vec<Fit> = self.patches.iter().map(|(signed, _)| fit(signed, &modules)).collect();
-        let is_meant =
-            self.executables.as_ref().is_none_or(|executables| executables.include(&process, &modules, &self.patches));
-        if !is_meant || fits.iter().all(|fit| *fit == Fit::Foreign) {
+        if !self.is_meant(&process, &modules) || fits.iter().all(|fit| *fit == Fit::Foreign) {
             return Ok(Some(gate.open_and_follow(&process)?));
         }
         if let Err(error) = self.patch(&fits, &mut gate, &process) {
@@ -283,6 +283,18 @@ impl LaunchHelper {
             gate.open(&process)?;
         }
         Ok(None)
+    }
+
+    /// Returns true for a program that the unit names or a patch is for, in a file that only root can change.
+    fn is_meant(&self, process: &Process, modules: &[Module]) -> bool {
+        let Some(executables) = &self.executables else { return true };
+        let Some(file) = process.open_exe().ok().and_then(|exe| exe.metadata().ok()) else { return false };
+        let build_id = modules.iter().find(|module| module.executable).and_then(|module| module.build_id.as_ref());
+        let is_target = |id| self.patches.iter().any(|(signed, _)| &signed.patch.target.build_id == id);
+        executables.include(&file, build_id.is_some_and(is_target)).unwrap_or_else(|error| {
+            report(format_args!("warning: process {}: {error}", process.pid()));
+            false
+        })
     }
 
     /// Applies the patches that fit; an error means that the program must not run.

@@ -10,23 +10,20 @@
 //!   change. A program on the way to it, such as a script's shell, continues and is followed.
 //! - A program that gains privileges in exec is released at once.
 
-use super::enabled::{Enabled, Root};
+use super::enabled::RootOption;
 use super::exec::{self, LaunchHelper, Patches, report};
-use super::processes::{Policy, Trust};
-use super::refresh;
-use super::unit_file::{self, Service};
+use super::processes::{PolicyName, Trust};
 use crate::output::Failure;
 use anyhow::Context;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_host::file::listen;
 use stillpoint_host::systemd::{ServiceName, service_of_process};
+use stillpoint_patch_catalog::{Enabled, Executables, Service, drop_in};
 use stillpoint_patch_tracee::launch::introduction::{Connected, Introduced};
-use stillpoint_patch_tracee::{Module, Process};
 
 /// Arguments of `stillpoint patch exec-helper`.
 #[derive(clap::Args)]
@@ -39,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = super::processes::duration, default_value = "30s")]
     wait: Duration,
     #[command(flatten)]
-    root: Root,
+    root: RootOption,
     #[command(flatten)]
     trust: Trust,
 }
@@ -101,53 +98,21 @@ impl Wanted {
     /// # Errors
     /// Nothing is enabled for the unit, or the policy accepts none of its patches.
     fn of(args: &Args, unit: &ServiceName) -> anyhow::Result<Wanted> {
-        let request = refresh::request(&args.root, unit)?.context("none are enabled for it")?;
+        let root = &args.root.root;
+        let request = drop_in::request(root, unit)?.context("none are enabled for it")?;
         let recorded = exec::Args::recorded(&request.options).context("the record of its drop-in")?;
         // the stricter of the two
-        let trust = if args.trust.policy == Policy::Signed { &args.trust } else { &recorded.trust };
-        let mut patches = Patches::new();
-        for file in Enabled::of(&args.root, unit).patches()? {
-            match trust.check(&file.bytes, &file.path) {
+        let trust = if args.trust.policy == PolicyName::Signed { &args.trust } else { &recorded.trust };
+        let (policy, mut patches) = (trust.policy(), Patches::new());
+        for file in Enabled::of(root, unit).patches()? {
+            match policy.check(&file) {
                 Ok(read) => patches.push(read),
                 // The program's own process reports it, and refuses if it must.
-                Err(error) => report(format_args!("warning: {unit}: dropped: {error:#}")),
+                Err(error) => report(format_args!("warning: {unit}: dropped: {:#}", anyhow::Error::from(error))),
             }
         }
         anyhow::ensure!(!patches.is_empty(), "none are enabled for it");
-        let executables = Executables::of(&Service::read(&args.root, unit)?);
+        let executables = Executables::of(&Service::read(root, unit)?);
         Ok(Wanted { patches, strict: recorded.strict, executables })
-    }
-}
-
-/// Programs that a unit starts.
-#[derive(Debug)]
-pub(super) struct Executables {
-    /// Device and inode of each.
-    files: Vec<(u64, u64)>,
-}
-
-impl Executables {
-    fn of(service: &Service) -> Executables {
-        let programs = service.exec_start.iter().filter_map(|line| unit_file::program(line));
-        let files = programs.filter_map(|program| program.metadata().ok()).map(|file| (file.dev(), file.ino()));
-        Executables { files: files.collect() }
-    }
-
-    /// Returns true if a process executes one of them, or the program that a patch is for, and only root can change that file.
-    pub(super) fn include(&self, process: &Process, modules: &[Module], patches: &Patches) -> bool {
-        let Ok(file) = process.open_exe().map_err(anyhow::Error::new).and_then(|exe| Ok(exe.metadata()?)) else {
-            return false;
-        };
-        let build_id = modules.iter().find(|module| module.executable).and_then(|module| module.build_id.as_ref());
-        let is_target = |id| patches.iter().any(|(signed, _)| &signed.patch.target.build_id == id);
-        let is_meant = self.files.contains(&(file.dev(), file.ino())) || build_id.is_some_and(is_target);
-        let is_roots = file.uid() == 0 && file.mode() & 0o022 == 0;
-        if is_meant && !is_roots {
-            report(format_args!(
-                "warning: process {}: users other than root can change its program's file",
-                process.pid()
-            ));
-        }
-        is_meant && is_roots
     }
 }

@@ -1,11 +1,11 @@
 //! `stillpoint patch inspect`: shows the contents of a patch file, with the reasons for them.
 
-use super::processes::read_patch;
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::PathBuf;
+use stillpoint_patch_catalog::PatchFile;
 use stillpoint_patch_format::{
     DiffFact, Patch, ResolvedBy, Scope, SectionKind, Signed, Symbol, SymbolValue, TargetKind, decode, readable,
 };
@@ -21,8 +21,6 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct InspectLine<'a> {
-    v: u32,
-    event: &'static str,
     digest: String,
     signed_by: Option<String>,
     #[serde(flatten)]
@@ -33,19 +31,14 @@ struct InspectLine<'a> {
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let signed = read(&args.file).map_err(Failure::refused)?;
     output.lines(text(&signed).trim_end());
-    output.json(&InspectLine {
-        v: 1,
-        event: "patch",
-        digest: hex::encode(signed.digest),
-        signed_by: signed.key_id().map(|id| id.to_string()),
-        patch: &signed.patch,
-    });
+    let (digest, signed_by) = (hex::encode(signed.digest), signed.key_id().map(|id| id.to_string()));
+    output.result("patch", &InspectLine { digest, signed_by, patch: &signed.patch });
     Ok(())
 }
 
 fn read(file: &std::path::Path) -> anyhow::Result<Signed> {
     let what = || format!("patch file {}", file.display());
-    decode(&read_patch(file).with_context(what)?).with_context(what)
+    decode(&PatchFile::read(file).with_context(what)?.bytes).with_context(what)
 }
 
 /// Formats everything for people. Writing to a `String` does not fail.

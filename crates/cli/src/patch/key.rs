@@ -38,8 +38,6 @@ enum Command {
 
 #[derive(Serialize)]
 struct KeyLine {
-    v: u32,
-    event: &'static str,
     id: String,
     public_key: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,29 +54,15 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             output.line(format_args!("secret key {}: keep it secret, it signs patches", made.secret.display()));
             output.line(format_args!("public key {}: install it where patches are applied", made.public.display()));
             let (secret_file, public_file) = (Some(made.secret), Some(made.public));
-            KeyLine {
-                v: 1,
-                event: "key",
-                id: made.key.id().to_string(),
-                public_key: hex(&made.key),
-                secret_file,
-                public_file,
-            }
+            KeyLine { id: made.key.id().to_string(), public_key: hex(&made.key), secret_file, public_file }
         }
         Command::Show { file } => {
             let key = read(&file).map_err(Failure::refused)?;
-            KeyLine {
-                v: 1,
-                event: "key",
-                id: key.id().to_string(),
-                public_key: hex(&key),
-                secret_file: None,
-                public_file: None,
-            }
+            KeyLine { id: key.id().to_string(), public_key: hex(&key), secret_file: None, public_file: None }
         }
     };
     output.lines(format_args!("id {}\npublic {}", line.id, line.public_key));
-    output.json(&line);
+    output.result("key", &line);
     Ok(())
 }
 

@@ -1,10 +1,10 @@
 //! `stillpoint patch`: one file per subcommand.
 
 mod apply;
-mod bases;
 mod build;
 mod building;
 mod check;
+mod disable;
 mod enable;
 mod enabled;
 mod exec;
@@ -18,7 +18,6 @@ mod refresh;
 mod revert;
 mod status;
 mod target;
-mod unit_file;
 mod wave;
 
 pub(crate) use processes::duration;
@@ -54,13 +53,13 @@ pub(crate) enum Command {
     /// Run the helper of `exec`, for units whose sandbox does not allow a helper of their own.
     ExecHelper(LazyCommand<exec_helper::Args>),
     /// Start a systemd unit with active patches from now on.
-    Enable(Box<LazyCommand<enable::EnableArgs>>),
+    Enable(Box<LazyCommand<enable::Args>>),
     /// Start a systemd unit without its patches again.
-    Disable(LazyCommand<enable::DisableArgs>),
+    Disable(LazyCommand<disable::Args>),
     /// Update drop-ins of units that have changed since their patches were enabled.
     Refresh(LazyCommand<refresh::Args>),
     /// List the patches that are enabled for units.
-    Enabled(LazyCommand<enable::ListArgs>),
+    Enabled(LazyCommand<enabled::Args>),
     /// Write files that let gdb and perf see the patched code.
     Gdb(LazyCommand<gdb::Args>),
 }
@@ -97,10 +96,10 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<Success, Failure>
         Command::List(args) => list::run(args.0, output),
         Command::Exec(args) => exec::run(args.0, output),
         Command::ExecHelper(args) => exec_helper::run(args.0),
-        Command::Enable(args) => enable::enable(args.0, output),
-        Command::Disable(args) => enable::disable(args.0, output),
+        Command::Enable(args) => enable::run(&args.0, output),
+        Command::Disable(args) => disable::run(&args.0, output),
         Command::Refresh(args) => refresh::run(&args.0, output),
-        Command::Enabled(args) => enable::list(args.0, output),
+        Command::Enabled(args) => enabled::run(&args.0, output),
         Command::Gdb(args) => gdb::run(args.0, output),
     };
     done.map(|()| Success::Done)

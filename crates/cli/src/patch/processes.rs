@@ -1,17 +1,15 @@
 //! Shared code of apply, check and revert: selection of processes and files, and conversion of the engine's failures.
 
 use crate::output::{Exit, Failure, Output};
-use anyhow::Context;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 use stillpoint_events::Event;
-use stillpoint_host::file::read_regular;
 use stillpoint_host::systemd::ControlGroup;
-use stillpoint_host::trusted::Directory;
-use stillpoint_patch_engine::{self as engine, Quiescence, ServiceState, ThreadView};
-use stillpoint_patch_format::{PublicKey, Signed};
+use stillpoint_patch_catalog::{PatchFile, Policy};
+use stillpoint_patch_engine::{self as engine, Options, Quiescence, ServiceState, ThreadView};
+use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 
 /// Selection of processes.
@@ -129,22 +127,27 @@ pub(crate) struct MigrationOptions {
     /// itself at its next quiescence point), `group:NAME` (the threads of a group together at theirs, the others as
     /// local), `global` (all together at theirs) or `stop` (all at once, stopped from outside).
     #[arg(long, value_name = "MODE", value_parser = quiescence, default_value = "probe")]
-    pub(crate) quiescence: Quiescence,
+    quiescence: Quiescence,
     /// Mechanism by which each thread sees its version of the code: `trampoline` (jumps, on every kernel) or `generation`
     /// (pages of its own, on a kernel with address-space generations).
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
     /// Continue in a program with its own coroutines, although old code may continue to run in suspended ones.
     #[arg(long)]
-    pub(crate) allow_suspended_frames: bool,
+    allow_suspended_frames: bool,
 }
 
 impl MigrationOptions {
-    /// Returns the mechanism by which each thread sees its version.
-    pub(crate) fn view(&self) -> ThreadView {
-        match self.view {
-            ViewArg::Trampoline => ThreadView::Trampoline,
-            ViewArg::Generation => ThreadView::Generation,
+    /// Returns options of the engine with these.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            quiescence: self.quiescence,
+            view: match self.view {
+                ViewArg::Trampoline => ThreadView::Trampoline,
+                ViewArg::Generation => ThreadView::Generation,
+            },
+            allow_suspended_frames: self.allow_suspended_frames,
+            ..Options::default()
         }
     }
 }
@@ -176,7 +179,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 
 /// Policy for the makers of patches.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Policy {
+pub(crate) enum PolicyName {
     /// Any file.
     Any,
     /// Files signed by a key whose public key is in the key directory.
@@ -188,7 +191,7 @@ pub(crate) enum Policy {
 pub(crate) struct Trust {
     /// Patches to accept.
     #[arg(long, value_enum, default_value = "any")]
-    pub(crate) policy: Policy,
+    pub(crate) policy: PolicyName,
     /// Directory of trusted public keys; only root may be able to change it and all directories above it. No symbolic
     /// links.
     #[arg(long, value_name = "DIR", default_value = "/etc/stillpoint/keys")]
@@ -196,27 +199,13 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// Decodes the bytes of a patch file; returns with it the key that signed it, verified, if the policy requires one.
-    ///
-    /// # Errors
-    /// It is not a patch, or is not signed as the policy requires.
-    pub(crate) fn check(&self, bytes: &[u8], path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
-        check_with(self.trusted_keys()?.as_deref(), bytes, path)
-    }
-
-    fn trusted_keys(&self) -> anyhow::Result<Option<Vec<PublicKey>>> {
+    /// Returns the policy with its keys.
+    pub(crate) fn policy(&self) -> Policy {
         match self.policy {
-            Policy::Signed => trusted(&self.keys).map(Some),
-            Policy::Any => Ok(None),
+            PolicyName::Any => Policy::Any,
+            PolicyName::Signed => Policy::Signed(self.keys.clone()),
         }
     }
-}
-
-fn check_with(keys: Option<&[PublicKey]>, bytes: &[u8], path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
-    let at = || path.display().to_string();
-    let signed = stillpoint_patch_format::decode(bytes).with_context(at)?;
-    let signer = keys.map(|keys| signed.verify(keys).with_context(at)).transpose()?.map(|key| key.to_string());
-    Ok((signed, signer))
 }
 
 /// Patch files and the policy for their makers.
@@ -232,39 +221,10 @@ pub(crate) struct Files {
 impl Files {
     /// Reads all files; returns with each the key that signed it, verified.
     pub(crate) fn read(&self) -> Result<Vec<(Signed, Option<String>)>, Failure> {
-        let keys = self.trust.trusted_keys().map_err(Failure::refused)?;
-        let one = |path: &PathBuf| check_with(keys.as_deref(), &read_patch(path)?, path);
+        let keys = self.trust.policy().keys().map_err(Failure::refused)?;
+        let one = |path: &PathBuf| keys.check(&PatchFile::read(path)?);
         self.files.iter().map(|path| one(path).map_err(Failure::refused)).collect()
     }
-}
-
-/// Size limit of a patch file in bytes; a larger file is not read.
-pub(crate) const PATCH_LEN_MAX: u64 = 300 << 20;
-/// Size limit of a public key's file in bytes.
-const KEY_LEN_MAX: u64 = 4 << 10;
-
-/// Reads a patch file once; any user may own it, since trust depends on its signature.
-///
-/// # Errors
-/// It is not a regular file, is larger than a patch can be, or cannot be read.
-pub(crate) fn read_patch(path: &Path) -> anyhow::Result<Vec<u8>> {
-    Ok(read_regular(path, PATCH_LEN_MAX)?)
-}
-
-fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
-    let at = || format!("key directory {}", directory.display());
-    let opened = Directory::open_of_root(directory).with_context(at)?;
-    let mut keys = Vec::new();
-    for name in opened.names().with_context(at)? {
-        if Path::new(&name).extension().is_none_or(|e| e != "pub") {
-            continue;
-        }
-        let at = || directory.join(&name).display().to_string();
-        let text = String::from_utf8(opened.read(&name, KEY_LEN_MAX)?).with_context(at)?;
-        keys.push(PublicKey::parse(&text).with_context(at)?);
-    }
-    anyhow::ensure!(!keys.is_empty(), "{} contains no *.pub file", at());
-    Ok(keys)
 }
 
 /// Passes the engine's events to the output.

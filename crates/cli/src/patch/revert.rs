@@ -37,14 +37,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         (Some(name), _) => PatchSelection::Named(name.clone()),
         (None, false) => PatchSelection::Newest,
     };
-    let options = Options {
-        quiescence: args.migration.quiescence,
-        view: args.migration.view(),
-        allow_suspended_frames: args.migration.allow_suspended_frames,
-        timeout: args.timeout,
-        dry_run: args.dry_run,
-        ..Options::default()
-    };
+    let options = Options { timeout: args.timeout, dry_run: args.dry_run, ..args.migration.options() };
     args.processes.wave(&args.pace, output, |pid| {
         Ok(match revert(pid, &which, &options, &mut observer(output))? {
             Outcome::Committed { transition, active, threads, duration_ns } => {

@@ -34,8 +34,6 @@ pub(crate) struct Args {
 
 #[derive(Serialize)]
 struct TargetLine {
-    v: u32,
-    event: &'static str,
     package: String,
     version: String,
     series: Vec<SeriesEntry>,
@@ -77,8 +75,6 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             _ => None,
         };
         Ok(TargetLine {
-            v: 1,
-            event: "target",
             package: source.name().to_owned(),
             version: source.version().to_owned(),
             series: source.series.diffs.iter().map(entry).collect(),
@@ -98,7 +94,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         let how = if args.prebuilt { "from the archive" } else { built_with(&shipped) };
         output.line(format_args!("{} ({how})", path.display()));
     }
-    output.json(&line);
+    output.result("target", &line);
     Ok(())
 }
 

@@ -13,7 +13,6 @@
 #![forbid(unsafe_code)]
 
 mod fault;
-pub mod processors;
 pub mod recording;
 pub mod ring_session;
 mod testbed;

@@ -157,18 +157,8 @@ fn conditional(line: &str) -> Conditional {
 /// Finds for each line of `new` the same line of `old`: a longest common subsequence between common ends.
 fn matches(old: &[&str], new: &[&str]) -> Vec<Option<usize>> {
     let mut result = vec![None; new.len()];
-    let head = old.iter().zip(new).take_while(|(a, b)| a == b).count();
-    let limit = old.len().min(new.len()) - head;
-    let tail = old.iter().rev().zip(new.iter().rev()).take(limit).take_while(|(a, b)| a == b).count();
-    for (at, slot) in result.iter_mut().enumerate().take(head) {
-        *slot = Some(at);
-    }
-    for back in 1..=tail {
-        result[new.len() - back] = Some(old.len() - back);
-    }
-    let (old_end, new_end) = (old.len() - tail, new.len() - tail);
-    for (a, b) in common(&old[head..old_end], &new[head..new_end]) {
-        result[head + b] = Some(head + a);
+    for (a, b) in between(old, new) {
+        result[b] = Some(a);
     }
     result
 }

@@ -60,19 +60,15 @@ const LEFT_OUT: [&str; 4] = ["doc", "build/doc", "src/test", "build/src/test"];
 /// Returns settings for the rules of packages that make more than programs. Documentation and the bitcode of
 /// just-in-time compilation are no part of a program's text.
 pub(crate) fn environment(package: &str) -> Vec<(String, OsString)> {
-    match is_postgresql(package) {
+    match is_known(package) {
         true => vec![("MAKEFLAGS".into(), "CLANG=/bin/true XSLTPROC=/bin/true".into())],
         false => Vec::new(),
     }
 }
 
-fn is_postgresql(package: &str) -> bool {
-    package.strip_prefix("postgresql-").is_some_and(|version| version.bytes().all(|b| b.is_ascii_digit()))
-}
-
 /// Returns true if a package can be outlined.
 pub(crate) fn is_known(package: &str) -> bool {
-    is_postgresql(package)
+    package.strip_prefix("postgresql-").is_some_and(|version| version.bytes().all(|b| b.is_ascii_digit()))
 }
 
 impl Builder<'_> {

@@ -182,13 +182,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
     pub(crate) fn relocation(&mut self, unit: usize, section: usize, reloc: &Reloc) -> Option<format::Relocation> {
         let after = self.after(unit)?;
         let Some(mut kind) = kind_of(reloc) else {
-            let entry = &after.sections[section];
-            self.refusals.push(Refusal::Relocation {
-                unit: self.units[unit].path.to_owned(),
-                kind: crate::object_file::relocation_name(reloc.kind),
-                section: entry.name.to_owned(),
-                offset: reloc.offset,
-            });
+            self.refusals.push(self.unresolvable_kind(unit, section, reloc));
             return None;
         };
         let user = after.owner(section, reloc.offset as i64);
@@ -267,15 +261,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let section = match self.pool_section {
             Some(section) => section,
             None => {
-                let section = self.sections.len() as u32;
-                self.sections.push(format::Section {
-                    name: ".rodata.literals".to_owned(),
-                    kind: SectionKind::RoData,
-                    align: POOL_ALIGN,
-                    size: 0,
-                    bytes: Vec::new(),
-                    relocations: Vec::new(),
-                });
+                let section = self.own_section(".rodata.literals", SectionKind::RoData, POOL_ALIGN, &[]);
                 *self.pool_section.insert(section)
             }
         };
@@ -297,18 +283,21 @@ impl<'p, 'a> Assembly<'p, 'a> {
     /// executes.
     pub(crate) fn trap(&mut self) -> u32 {
         const UD2: [u8; 2] = [0x0f, 0x0b];
-        let section = self.trap_section.unwrap_or(self.sections.len() as u32);
-        if self.trap_section.replace(section).is_none() {
-            self.sections.push(format::Section {
-                name: ".text.absent".to_owned(),
-                kind: SectionKind::Text,
-                align: 1,
-                size: UD2.len() as u64,
-                bytes: UD2.to_vec(),
-                relocations: Vec::new(),
-            });
-        }
+        let section = match self.trap_section {
+            Some(section) => section,
+            None => {
+                let section = self.own_section(".text.absent", SectionKind::Text, 1, &UD2);
+                *self.trap_section.insert(section)
+            }
+        };
         self.patch_symbol("an undefined function", section, 0)
+    }
+
+    /// Adds a section that no unit has.
+    fn own_section(&mut self, name: &str, kind: SectionKind, align: u32, bytes: &[u8]) -> u32 {
+        let (name, bytes, size) = (name.to_owned(), bytes.to_vec(), bytes.len() as u64);
+        self.sections.push(format::Section { name, kind, align, size, bytes, relocations: Vec::new() });
+        self.sections.len() as u32 - 1
     }
 
     /// Warns of new state that threads share: it needs a scope.

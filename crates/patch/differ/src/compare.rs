@@ -86,7 +86,7 @@ impl<'p, 'a> Pair<'p, 'a> {
     }
 
     fn sites(&self, old: Site<'a>, new: Site<'a>, own_old: &[usize], own_new: &[usize]) -> Verdict {
-        let differ = || Err(format!("{} became {}", self.describe_old(old), self.describe_new(new)));
+        let differ = || Err(format!("{} became {}", describe(self.old, old), describe(self.new, new)));
         let same = match (old, new) {
             (Site::Extern(a, x), Site::Extern(b, y)) => a == b && x == y,
             (Site::Value(a), Site::Value(b)) => a == b,
@@ -114,7 +114,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         else {
             return Err("the references are of different kinds".to_owned());
         };
-        let differ = || Err(format!("{} became {}", self.describe_old(old), self.describe_new(new)));
+        let differ = || Err(format!("{} became {}", describe(self.old, old), describe(self.new, new)));
         let (one, other) = (self.old.sections[a].nature, self.new.sections[b].nature);
         if let (Nature::Merged { .. }, Nature::Merged { .. }) = (one, other) {
             let same = self.old.literal(a, p).is_some() && self.old.literal(a, p) == self.new.literal(b, q);
@@ -246,17 +246,10 @@ impl<'p, 'a> Pair<'p, 'a> {
                 .zip(&theirs)
                 .all(|(one, other)| self.sites(self.old.site(one), self.new.site(other), own_old, own_new).is_ok())
     }
-
-    fn describe_old(&self, site: Site<'a>) -> String {
-        describe(self.old, site)
-    }
-
-    fn describe_new(&self, site: Site<'a>) -> String {
-        describe(self.new, site)
-    }
 }
 
-fn equal_outside(a: &[u8], b: &[u8], relocations: &[Reloc]) -> bool {
+/// Returns true if two texts are equal except for relocated places.
+pub(crate) fn equal_outside(a: &[u8], b: &[u8], relocations: &[Reloc]) -> bool {
     let mut at = 0;
     for reloc in relocations {
         let (from, to) = (reloc.offset as usize, (reloc.offset + reloc.width()) as usize);

@@ -13,7 +13,10 @@ use stillpoint_patch_format::{
 };
 
 /// Compares the units before and after, and makes the patch that changes `target` from one to the other.
-pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
+///
+/// # Errors
+/// All reasons why the patch is impossible.
+pub fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     let units = Unit::read_all(target, inputs)?;
     let mut refusals: Vec<Refusal> = Vec::new();
     let mut constants: Vec<Vec<usize>> = vec![Vec::new(); units.len()];

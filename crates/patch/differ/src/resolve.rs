@@ -202,7 +202,7 @@ impl Assembly<'_, '_> {
         }
     }
 
-    fn unresolvable_kind(&self, unit: usize, section: usize, reloc: &Reloc) -> Refusal {
+    pub(crate) fn unresolvable_kind(&self, unit: usize, section: usize, reloc: &Reloc) -> Refusal {
         Refusal::Relocation {
             unit: self.units[unit].path.to_owned(),
             kind: crate::object_file::relocation_name(reloc.kind),

@@ -1,5 +1,6 @@
 //! Reverse relocation: reads every value that the linker filled in back from the target.
 
+use crate::compare::equal_outside;
 use crate::object_file::{Home, Nature, Object, Reloc, Site, SymbolType};
 use crate::placement::Piece;
 use crate::symbol_names;
@@ -302,15 +303,7 @@ pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut
 pub(crate) fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool {
     let section = &object.sections[piece.section];
     let Some(there) = target.bytes(piece.address, section.bytes.len() as u64) else { return false };
-    let mut at = 0;
-    for reloc in &section.relocations {
-        let (from, to) = (reloc.offset as usize, (reloc.offset + reloc.width()) as usize);
-        if from > at && section.bytes.get(at..from) != there.get(at..from) {
-            return false;
-        }
-        at = at.max(to);
-    }
-    section.bytes.get(at..) == there.get(at..)
+    equal_outside(section.bytes, there, &section.relocations)
 }
 
 impl<'a> KnownValues<'a> {

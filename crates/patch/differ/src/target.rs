@@ -227,13 +227,13 @@ impl TargetElf {
             for symbol in symbols {
                 let raw = symbol.elf_symbol();
                 let kind = raw.st_type();
-                let named = kind == elf::STT_FUNC
-                    || kind == elf::STT_OBJECT
-                    || kind == elf::STT_NOTYPE
-                    || kind == elf::STT_TLS
-                    || kind == elf::STT_GNU_IFUNC;
+                let named = [elf::STT_FUNC, elf::STT_OBJECT, elf::STT_NOTYPE, elf::STT_TLS, elf::STT_GNU_IFUNC];
                 let Ok(name) = symbol.name() else { continue };
-                if named && symbol.is_definition() && !name.is_empty() && raw.st_shndx(ENDIAN) != elf::SHN_ABS {
+                if named.contains(&kind)
+                    && symbol.is_definition()
+                    && !name.is_empty()
+                    && raw.st_shndx(ENDIAN) != elf::SHN_ABS
+                {
                     let tls = kind == elf::STT_TLS;
                     let entry = TargetSymbol { at: symbol.address(), how, tls, global: symbol.is_global() };
                     self.symbols.entry(name.to_owned()).or_default().push(entry);

@@ -57,9 +57,7 @@ pub(crate) fn choose(
             let what = format!("has a thread ({}) without thread-local storage", thread.tid());
             return Err(Error::Unsuitable { pid: process.pid(), what });
         }
-        let mut block = [0; FREE_END - FREE_START];
-        process.memory().read(Avma(base.0 + FREE_START as u64), &mut block)?;
-        exclude(&block, &mut free);
+        exclude(&process.memory().read_array(Avma(base.0 + FREE_START as u64))?, &mut free);
         Ok(())
     };
     event_pump::each_thread(process, session, read_block, stopped)?;

@@ -6,10 +6,12 @@ use crate::ledger::Span;
 use object::elf;
 use std::collections::BTreeMap;
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_tracee::{Memory, Module, Process};
+use stillpoint_patch_tracee::{Memory, Module, Process, Segment, segments};
 use stillpoint_patch_unwind::Section;
 
 const TABLE_MAX: u64 = 64 << 20;
+/// Limit of program headers of a module.
+const HEADERS_MAX: usize = 256;
 const CHAIN_MAX: u32 = 1 << 16;
 
 /// A thread-local segment.
@@ -53,27 +55,18 @@ fn u64_of(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// Reads the program headers of a module: type, stated address, length in memory, length in file, alignment, flags.
-fn program_headers(memory: &Memory, module: &Module) -> Result<Vec<[u64; 6]>, Error> {
+/// Returns the program headers of a module, none if there are too many.
+fn program_headers(memory: &Memory, module: &Module) -> Result<Vec<Segment>, Error> {
     let Some(first) = module.mappings.iter().find(|m| m.offset == 0) else { return Ok(Vec::new()) };
-    let header = memory.read_vec(first.start, 64)?;
-    let (at, size, count) = (u64_of(&header, 32), u16_of(&header, 54), u16_of(&header, 56));
-    if &header[..4] != b"\x7fELF" || size != 56 || count > 256 {
-        return Ok(Vec::new());
-    }
-    let table = memory.read_vec(Avma(first.start.0.wrapping_add(at)), usize::from(count) * 56)?;
-    let row = |h: &[u8]| {
-        let kind_flags = (u64::from(u32_of(h, 0)), u64::from(u32_of(h, 4)));
-        [kind_flags.0, u64_of(h, 16), u64_of(h, 40), u64_of(h, 32), u64_of(h, 48), kind_flags.1]
-    };
-    Ok(table.chunks_exact(56).map(row).collect())
+    let headers = segments(memory, first.start)?;
+    Ok(if headers.len() > HEADERS_MAX { Vec::new() } else { headers })
 }
 
 /// Returns the thread-local segment of a module.
 pub(crate) fn tls_segment(memory: &Memory, module: &Module) -> Result<Option<TlsSegment>, Error> {
     let headers = program_headers(memory, module)?;
-    let tls = headers.iter().find(|h| h[0] == u64::from(elf::PT_TLS.0));
-    Ok(tls.map(|h| TlsSegment { address: h[1], len: h[2], align: h[4].max(1) }))
+    let tls = headers.iter().find(|h| h.kind == elf::PT_TLS.0);
+    Ok(tls.map(|h| TlsSegment { address: h.address, len: h.len, align: h.align.max(1) }))
 }
 
 /// Returns the offset from the thread pointer of the first byte of the *executable's* thread-local segment (psABI, variant II).
@@ -104,15 +97,15 @@ pub(crate) fn static_tls_offset(process: &Process, modules: &[Module], module: &
 /// Returns the executable segments of a module, in memory.
 pub(crate) fn text_segments(memory: &Memory, module: &Module) -> Result<Vec<Span>, Error> {
     let headers = program_headers(memory, module)?;
-    let text = headers.iter().filter(|h| h[0] == u64::from(elf::PT_LOAD.0) && h[5] & 1 != 0);
-    Ok(text.map(|h| Span::new(Avma(h[1].wrapping_add(module.bias)), h[3])).collect())
+    let text = headers.iter().filter(|h| h.kind == elf::PT_LOAD.0 && h.flags & 1 != 0);
+    Ok(text.map(|h| Span::new(Avma(h.address.wrapping_add(module.bias)), h.file_len)).collect())
 }
 
 /// Returns the locations of `.eh_frame_hdr` and `.eh_frame`; the latter ends with its terminator, at the latest with the mapping.
 pub(crate) fn unwind_sections(memory: &Memory, module: &Module) -> Result<Option<(Span, Span)>, Error> {
     let headers = program_headers(memory, module)?;
-    let Some(hdr) = headers.iter().find(|h| h[0] == u64::from(elf::PT_GNU_EH_FRAME.0)) else { return Ok(None) };
-    let at = Avma(hdr[1].wrapping_add(module.bias));
+    let Some(hdr) = headers.iter().find(|h| h.kind == elf::PT_GNU_EH_FRAME.0) else { return Ok(None) };
+    let at = Avma(hdr.address.wrapping_add(module.bias));
     let bytes = memory.read_vec(at, 8)?;
     // version 1, eh_frame_ptr as pcrel sdata4: the form that every x86-64 linker writes
     if bytes[0] != 1 || bytes[1] != 0x1b {
@@ -120,7 +113,7 @@ pub(crate) fn unwind_sections(memory: &Memory, module: &Module) -> Result<Option
     }
     let start = Avma((at.0 + 4).wrapping_add_signed(i64::from(u32_of(&bytes, 4) as i32)));
     let rest = |at: Avma| module.mappings.iter().find(|m| m.contains(at)).map(|m| m.end.0 - at.0);
-    let hdr_len = rest(at).map_or(0, |rest| rest.min(hdr[2]));
+    let hdr_len = rest(at).map_or(0, |rest| rest.min(hdr.len));
     Ok(rest(start).map(|len| (Span::new(at, hdr_len), Span::new(start, len))))
 }
 

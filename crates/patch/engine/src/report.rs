@@ -2,16 +2,11 @@
 
 use crate::Error;
 use stillpoint_events::{Event, EventKind, patch};
+pub use stillpoint_patch_tracee::now_ns;
 use stillpoint_patch_tracee::{Pid, Tid};
 
 /// Callback that receives the events.
 pub type Observer<'a> = &'a mut (dyn FnMut(Event) + Send);
-
-/// Returns `CLOCK_MONOTONIC` in nanoseconds.
-pub fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
 
 /// Reports one operation on one process.
 pub(crate) struct Report<'a> {

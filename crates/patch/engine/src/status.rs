@@ -15,7 +15,7 @@ use stillpoint_patch_insn::{JUMP_LEN, jump5};
 use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stopped, Tid};
 
 /// State of one process.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Status {
     /// Number of the process.
     pub pid: i32,
@@ -140,19 +140,9 @@ fn read_status(process: &Process, traced: bool) -> Result<Status, Error> {
         if process.mappings()?.is_empty() {
             return Err(Error::Ended(pid));
         }
-        return Ok(Status {
-            pid: pid.0,
-            name,
-            generation: 0,
-            unfinished: None,
-            patches: vec![],
-            entries: vec![],
-            threads: parts.iter().map(known).collect(),
-            points,
-            generations: generations(pid).unwrap_or_default(),
-            bytes_kept: 0,
-            ledger_bytes: 0,
-        });
+        let threads = parts.iter().map(known).collect();
+        let generations = generations(pid).unwrap_or_default();
+        return Ok(Status { pid: pid.0, name, threads, points, generations, ..Status::default() });
     };
     let view = store.view();
     let offset = store.ledger.word_offset;
@@ -241,8 +231,7 @@ fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
             None => (Some(origin.original), None),
             Some((number, f)) => (jump5(entry, f.new).ok(), name_of(*number)),
         };
-        let mut now = [0; JUMP_LEN];
-        process.memory().read(entry, &mut now)?;
+        let now: [u8; JUMP_LEN] = process.memory().read_array(entry)?;
         let during = sites.get(&entry).is_some_and(|s| [s.armed, s.from.bytes, s.to.bytes].contains(&now));
         let function = names.get(&entry).map(|name| (*name).clone()).unwrap_or_default();
         let verified = Some(now) == expected || during;
@@ -272,10 +261,8 @@ fn registered_words(
     offset: i32,
 ) -> Result<Vec<ThreadStatus>, Error> {
     let word = |slot: &Slot| {
-        let mut word = [0; 4];
         let at = Avma(slot.thread_pointer.wrapping_add_signed(i64::from(offset)));
-        process.memory().read(at, &mut word).ok()?;
-        transition_of_word(u32::from_le_bytes(word))
+        transition_of_word(u32::from_le_bytes(process.memory().read_array(at).ok()?))
     };
     let of = |tid: Tid| parts.get(&tid).and_then(|(_, slot)| word(slot));
     let threads = process.threads()?.into_iter().filter(|thread| !thread.kernel_worker).map(|thread| thread.tid);

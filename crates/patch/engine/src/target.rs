@@ -71,8 +71,7 @@ impl Target {
     pub(crate) fn expect_old_side(&self, transition: &Transition) -> Result<(), Error> {
         let memory = self.process.memory();
         for site in &transition.sites {
-            let mut now = [0; JUMP_LEN];
-            memory.read(site.entry, &mut now)?;
+            let now: [u8; JUMP_LEN] = memory.read_array(site.entry)?;
             if let Some(offset) = (0..JUMP_LEN).find(|i| now[*i] != site.from.bytes[*i]) {
                 return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset });
             }

@@ -27,9 +27,7 @@ pub mod effects;
 pub mod hash_server;
 pub mod kill_injection;
 pub mod load;
-pub mod machine;
 pub mod mariadb;
-pub mod operation;
 pub mod patch_calls;
 pub mod postgres;
 pub mod quiescence_program;
@@ -37,7 +35,6 @@ pub mod resp;
 pub mod series;
 pub mod server;
 pub mod shipped_program;
-pub mod stalls;
 pub mod victim;
 
 pub use stillpoint_testing::{Unavailable, cache_dir, packages, skip, wait, workspace_root};

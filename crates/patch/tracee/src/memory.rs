@@ -5,6 +5,7 @@ use crate::{Error, Pid, sys};
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
 use stillpoint_base::{PAGE, crosses_page, page_start};
 use stillpoint_patch_format::Avma;
 
@@ -119,9 +120,17 @@ impl Memory {
     /// # Errors
     /// As [`Memory::read`].
     pub fn read_u64(&self, at: Avma) -> Result<u64, Error> {
-        let mut buf = [0; 8];
-        self.read(at, &mut buf)?;
-        Ok(u64::from_le_bytes(buf))
+        self.read_array(at).map(u64::from_le_bytes)
+    }
+
+    /// Reads a number of bytes that is known at compile time.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
+    pub fn read_array<const N: usize>(&self, at: Avma) -> Result<[u8; N], Error> {
+        let mut bytes = [0; N];
+        self.read(at, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// Reads the next part of `buf`, of which `done` bytes have been read.
@@ -183,7 +192,7 @@ impl Memory {
             let here = at.0.wrapping_add(done as u64);
             let room = (PAGE - here % PAGE) as usize;
             let part = &bytes[done..bytes.len().min(done + room)];
-            match sys::write_at(&self.file, part, here) {
+            match self.file.write_at(part, here) {
                 Ok(0) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 Ok(n) => done += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -205,8 +214,7 @@ impl Memory {
             } else {
                 (here, 8)
             };
-            let mut word = [0; 8];
-            self.read(Avma(start), &mut word)?;
+            let mut word: [u8; 8] = self.read_array(Avma(start))?;
             let part = &bytes[done..bytes.len().min(done + room)];
             let offset = (here - start) as usize;
             word[offset..offset + part.len()].copy_from_slice(part);

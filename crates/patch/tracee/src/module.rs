@@ -1,6 +1,6 @@
 //! ELF files mapped by a process, identified by the contents of memory.
 
-use crate::{Mapping, Memory};
+use crate::{Error, Mapping, Memory};
 use memchr::memmem;
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -121,24 +121,18 @@ pub(crate) fn find(mappings: &[Mapping], memory: &Memory, exe_inode: u64, entry:
 
 fn read_module(index: usize, mappings: &[Mapping], memory: &Memory) -> Option<Module> {
     let first = &mappings[index];
-    let mut head = [0; 64];
-    memory.read(first.start, &mut head).ok()?;
+    let head = memory.read_array(first.start).ok()?;
     if !matches!(classify(&head), Class::X86_64) {
         return None;
     }
-    let (offset, count) = program_header_table(&head);
-    let mut table = vec![0; count * PHDR_LEN];
-    memory.read(Avma(first.start.0.checked_add(offset)?), &mut table).ok()?;
-    let headers = || table.chunks_exact(PHDR_LEN);
-
-    let loads = || headers().filter(|h| u32_at(h, 0) == PT_LOAD);
-    let lowest = loads().map(|h| u64_at(h, 16)).min()?;
+    let segments = segments_of(memory, first.start, &head).ok()?;
+    let loads = || segments.iter().filter(|s| s.kind == PT_LOAD);
+    let lowest = loads().map(|s| s.address).min()?;
     let bias = first.start.0.wrapping_sub(page_start(lowest));
-    let end = loads().filter_map(|h| u64_at(h, 16).checked_add(u64_at(h, 40))).max()?.wrapping_add(bias);
-    let dynamic = headers().find(|h| u32_at(h, 0) == PT_DYNAMIC).map(|h| Avma(bias.wrapping_add(u64_at(h, 16))));
-    let build_id = headers()
-        .filter(|h| u32_at(h, 0) == PT_NOTE)
-        .find_map(|h| build_id(memory, bias.wrapping_add(u64_at(h, 16)), u64_at(h, 32)));
+    let end = loads().filter_map(|s| s.address.checked_add(s.len)).max()?.wrapping_add(bias);
+    let dynamic = segments.iter().find(|s| s.kind == PT_DYNAMIC).map(|s| Avma(bias.wrapping_add(s.address)));
+    let mut notes = segments.iter().filter(|s| s.kind == PT_NOTE);
+    let build_id = notes.find_map(|s| build_id(memory, bias.wrapping_add(s.address), s.file_len));
     let own = |m: &&Mapping| m.start.0 < end && (m.inode, m.device) == (first.inode, first.device);
     Some(Module {
         path: first.path.clone()?,
@@ -152,14 +146,43 @@ fn read_module(index: usize, mappings: &[Mapping], memory: &Memory) -> Option<Mo
     })
 }
 
-/// Returns the program headers of the ELF file mapped at `head`: kind, flags, stated address, bytes from the file.
-pub(crate) fn segments(memory: &Memory, head: Avma) -> Option<Vec<(u32, u32, u64, u64)>> {
-    let mut header = [0; 64];
-    memory.read(head, &mut header).ok()?;
-    let (offset, count) = program_header_table(&header);
-    let table = memory.read_vec(Avma(head.0.checked_add(offset)?), count * PHDR_LEN).ok()?;
-    let row = |h: &[u8]| (u32_at(h, 0), u32_at(h, 4), u64_at(h, 16), u64_at(h, 32));
-    Some(table.chunks_exact(PHDR_LEN).map(row).collect())
+/// Program header of a mapped ELF file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Kind (`PT_*`).
+    pub kind: u32,
+    /// Flags (`PF_*`).
+    pub flags: u32,
+    /// Stated address.
+    pub address: u64,
+    /// Bytes from the file.
+    pub file_len: u64,
+    /// Bytes in memory.
+    pub len: u64,
+    /// Alignment in bytes.
+    pub align: u64,
+}
+
+/// Returns the program headers of the ELF file mapped at `head`; none if their form is unknown.
+///
+/// # Errors
+/// They cannot be read.
+pub fn segments(memory: &Memory, head: Avma) -> Result<Vec<Segment>, Error> {
+    segments_of(memory, head, &memory.read_array(head)?)
+}
+
+fn segments_of(memory: &Memory, at: Avma, head: &[u8; 64]) -> Result<Vec<Segment>, Error> {
+    let (offset, count) = program_header_table(head);
+    let table = memory.read_vec(Avma(at.0.wrapping_add(offset)), count * PHDR_LEN)?;
+    let segment = |h: &[u8]| Segment {
+        kind: u32_at(h, 0),
+        flags: u32_at(h, 4),
+        address: u64_at(h, 16),
+        file_len: u64_at(h, 32),
+        len: u64_at(h, 40),
+        align: u64_at(h, 48),
+    };
+    Ok(table.chunks_exact(PHDR_LEN).map(segment).collect())
 }
 
 fn build_id(memory: &Memory, at: u64, len: u64) -> Option<BuildId> {
@@ -216,7 +239,7 @@ fn banner(bytes: &[u8]) -> Option<Libc> {
 }
 
 fn program_header_table(head: &[u8; 64]) -> (u64, usize) {
-    if u16::from_le_bytes([head[54], head[55]]) as usize != PHDR_LEN {
+    if head[..4] != *b"\x7fELF" || u16::from_le_bytes([head[54], head[55]]) as usize != PHDR_LEN {
         return (0, 0);
     }
     (u64_at(head, 32), u16::from_le_bytes([head[56], head[57]]) as usize)

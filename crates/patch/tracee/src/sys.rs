@@ -9,29 +9,10 @@ use std::ptr;
 use std::sync::Once;
 use std::time::Duration;
 
-const PTRACE_CONT: u32 = 7;
-const PTRACE_POKEUSER: u32 = 6;
-const PTRACE_POKEDATA: u32 = 5;
-const PTRACE_GETREGS: u32 = 12;
-const PTRACE_SETREGS: u32 = 13;
-const PTRACE_DETACH: u32 = 17;
-const PTRACE_SYSCALL: u32 = 24;
-const PTRACE_GETEVENTMSG: u32 = 0x4201;
-const PTRACE_GETSIGINFO: u32 = 0x4202;
-const PTRACE_GETREGSET: u32 = 0x4204;
-const PTRACE_SETREGSET: u32 = 0x4205;
-const PTRACE_SEIZE: u32 = 0x4206;
-const PTRACE_INTERRUPT: u32 = 0x4207;
-const PTRACE_LISTEN: u32 = 0x4208;
-const PTRACE_GETSIGMASK: u32 = 0x420a;
-const PTRACE_SETSIGMASK: u32 = 0x420b;
+/// Requests and flags that `libc` does not have.
 const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
-const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
-const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
-
 const NT_X86_XSTATE: usize = 0x202;
 const KCMP_VM: i32 = 1;
-const WNOTHREAD: i32 = 0x2000_0000;
 
 /// Options of a seize. `TRACESYSGOOD` makes the death of the tracer harmless at a system-call stop: the kernel then drops the stop's code
 /// as an invalid signal number. Without the option it would send the target a SIGTRAP. `EXITKILL` must never be among them.
@@ -86,71 +67,71 @@ unsafe fn ptrace(request: u32, tid: i32, addr: usize, data: usize) -> io::Result
 
 pub(crate) fn seize(tid: i32) -> io::Result<()> {
     // SAFETY: data is an integer.
-    unsafe { ptrace(PTRACE_SEIZE, tid, 0, OPTIONS) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_SEIZE, tid, 0, OPTIONS) }.map(drop)
 }
 
 /// Seizes a thread of which only the exec is of interest.
 pub(crate) fn seize_for_exec(tid: i32) -> io::Result<()> {
     let options = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
     // SAFETY: data is an integer.
-    unsafe { ptrace(PTRACE_SEIZE, tid, 0, options) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_SEIZE, tid, 0, options) }.map(drop)
 }
 
 pub(crate) fn interrupt(tid: i32) -> io::Result<()> {
     // SAFETY: data is unused.
-    unsafe { ptrace(PTRACE_INTERRUPT, tid, 0, 0) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0) }.map(drop)
 }
 
 pub(crate) fn cont(tid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: data is an integer.
-    unsafe { ptrace(PTRACE_CONT, tid, 0, signal as usize) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_CONT, tid, 0, signal as usize) }.map(drop)
 }
 
 pub(crate) fn cont_to_syscall(tid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: data is an integer.
-    unsafe { ptrace(PTRACE_SYSCALL, tid, 0, signal as usize) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_SYSCALL, tid, 0, signal as usize) }.map(drop)
 }
 
 pub(crate) fn listen(tid: i32) -> io::Result<()> {
     // SAFETY: data is unused.
-    unsafe { ptrace(PTRACE_LISTEN, tid, 0, 0) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_LISTEN, tid, 0, 0) }.map(drop)
 }
 
 pub(crate) fn detach(tid: i32) -> io::Result<()> {
     // SAFETY: data is an integer (no signal).
-    unsafe { ptrace(PTRACE_DETACH, tid, 0, 0) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_DETACH, tid, 0, 0) }.map(drop)
 }
 
 pub(crate) fn event_message(tid: i32) -> io::Result<u64> {
     let mut message = 0u64;
     // SAFETY: the request writes one unsigned long.
-    unsafe { ptrace(PTRACE_GETEVENTMSG, tid, 0, &raw mut message as usize) }?;
+    unsafe { ptrace(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut message as usize) }?;
     Ok(message)
 }
 
 pub(crate) fn registers(tid: i32) -> io::Result<Registers> {
     let mut registers = Registers::default();
     // SAFETY: the request writes one user_regs_struct, whose layout `Registers` has.
-    unsafe { ptrace(PTRACE_GETREGS, tid, 0, &raw mut registers as usize) }?;
+    unsafe { ptrace(libc::PTRACE_GETREGS, tid, 0, &raw mut registers as usize) }?;
     Ok(registers)
 }
 
 pub(crate) fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
     // SAFETY: the request reads one user_regs_struct, whose layout `Registers` has.
-    unsafe { ptrace(PTRACE_SETREGS, tid, 0, registers as *const Registers as usize) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_SETREGS, tid, 0, registers as *const Registers as usize) }.map(drop)
 }
 
 pub(crate) fn set_rax(tid: i32, value: i64) -> io::Result<()> {
     let offset = std::mem::offset_of!(Registers, rax);
     // SAFETY: data is an integer; `struct user` begins with the registers.
-    unsafe { ptrace(PTRACE_POKEUSER, tid, offset, value as usize) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_POKEUSER, tid, offset, value as usize) }.map(drop)
 }
 
 /// Fills `buf` with the extended state in the kernel's non-compacted format; returns the length used.
 pub(crate) fn extended_state(tid: i32, buf: &mut [u8]) -> io::Result<usize> {
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     // SAFETY: the request writes at most `iov_len` bytes to `iov_base` and updates `iov_len`.
-    unsafe { ptrace(PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut iov as usize) }?;
+    unsafe { ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut iov as usize) }?;
     Ok(iov.iov_len)
 }
 
@@ -158,19 +139,19 @@ pub(crate) fn extended_state(tid: i32, buf: &mut [u8]) -> io::Result<usize> {
 pub(crate) fn set_extended_state(tid: i32, state: &mut [u8]) -> io::Result<()> {
     let mut iov = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
     // SAFETY: the request reads at most `iov_len` bytes from `iov_base` and updates `iov_len`.
-    unsafe { ptrace(PTRACE_SETREGSET, tid, NT_X86_XSTATE, &raw mut iov as usize) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, &raw mut iov as usize) }.map(drop)
 }
 
 pub(crate) fn signal_mask(tid: i32) -> io::Result<u64> {
     let mut mask = 0u64;
     // SAFETY: the request writes `addr` = 8 bytes.
-    unsafe { ptrace(PTRACE_GETSIGMASK, tid, 8, &raw mut mask as usize) }?;
+    unsafe { ptrace(libc::PTRACE_GETSIGMASK, tid, 8, &raw mut mask as usize) }?;
     Ok(mask)
 }
 
 pub(crate) fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
     // SAFETY: the request reads `addr` = 8 bytes.
-    unsafe { ptrace(PTRACE_SETSIGMASK, tid, 8, &raw const mask as usize) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_SETSIGMASK, tid, 8, &raw const mask as usize) }.map(drop)
 }
 
 /// Returns the information about the signal that is about to be delivered (`si_signo`, `si_code`, sender).
@@ -178,7 +159,7 @@ pub(crate) fn signal_info(tid: i32) -> io::Result<libc::siginfo_t> {
     // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: the request writes one siginfo_t.
-    unsafe { ptrace(PTRACE_GETSIGINFO, tid, 0, &raw mut info as usize) }?;
+    unsafe { ptrace(libc::PTRACE_GETSIGINFO, tid, 0, &raw mut info as usize) }?;
     Ok(info)
 }
 
@@ -215,7 +196,7 @@ pub(crate) fn seccomp_filter(tid: i32, index: usize) -> io::Result<Option<Vec<u8
 pub(crate) fn rseq_area(tid: i32) -> io::Result<u64> {
     let mut configuration = [0u64; 3];
     // SAFETY: the request writes at most `addr` = 24 bytes.
-    unsafe { ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, 24, configuration.as_mut_ptr() as usize) }?;
+    unsafe { ptrace(libc::PTRACE_GET_RSEQ_CONFIGURATION, tid, 24, configuration.as_mut_ptr() as usize) }?;
     Ok(configuration[0])
 }
 
@@ -224,13 +205,13 @@ pub(crate) fn dispatches_syscalls(tid: i32) -> bool {
     let mut configuration = [0u64; 4];
     // SAFETY: the request writes `addr` = 32 bytes.
     let result =
-        unsafe { ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, 32, configuration.as_mut_ptr() as usize) };
+        unsafe { ptrace(libc::PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, 32, configuration.as_mut_ptr() as usize) };
     result.is_ok() && configuration[0] != 0
 }
 
 pub(crate) fn poke(tid: i32, at: u64, word: u64) -> io::Result<()> {
     // SAFETY: data is an integer; the address is the target's, not ours.
-    unsafe { ptrace(PTRACE_POKEDATA, tid, at as usize, word as usize) }.map(drop)
+    unsafe { ptrace(libc::PTRACE_POKEDATA, tid, at as usize, word as usize) }.map(drop)
 }
 
 /// Waits for one tracee; `Ok(None)` if `block` is false and there is no report.
@@ -274,7 +255,7 @@ pub(crate) fn peek(block: bool) -> io::Result<Option<i32>> {
         | libc::WSTOPPED
         | libc::WNOWAIT
         | libc::__WALL
-        | WNOTHREAD
+        | libc::__WNOTHREAD
         | if block { 0 } else { libc::WNOHANG };
     // SAFETY: the call writes one siginfo_t.
     if unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, flags) } < 0 {
@@ -335,14 +316,6 @@ pub(crate) fn read_of_process(pid: i32, buf: &mut [u8], at: u64) -> io::Result<u
     let remote = libc::iovec { iov_base: ptr::without_provenance_mut(at as usize), iov_len: buf.len() };
     // SAFETY: `local` is our buffer and has the stated length; `remote` is used in the other process only.
     match unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } {
-        n if n < 0 => Err(io::Error::last_os_error()),
-        n => Ok(n as usize),
-    }
-}
-
-pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<usize> {
-    // SAFETY: the buffer is ours and has the stated length.
-    match unsafe { libc::pwrite64(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), at as i64) } {
         n if n < 0 => Err(io::Error::last_os_error()),
         n => Ok(n as usize),
     }
@@ -429,11 +402,10 @@ pub(crate) fn own_tid() -> i32 {
     unsafe { libc::gettid() }
 }
 
-pub(crate) fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one timespec; CLOCK_MONOTONIC always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Returns offset and size of an extended-state component in the non-compacted format, as the processor reports them.

@@ -36,17 +36,18 @@ pub(crate) struct StopState {
     pub(crate) trap: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 // Boxing the large variant would allocate while a thread is stopped.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum State {
     /// A parent reported the thread as new; its own first stop is still to come.
+    #[default]
     Expected,
     Running,
     Stopped(StopState),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Thread {
     pub(crate) state: State,
     pub(crate) in_vfork: bool,
@@ -66,20 +67,9 @@ pub(crate) struct Thread {
 
 impl Thread {
     fn new(state: State) -> Thread {
-        Thread {
-            state,
-            in_vfork: false,
-            stop_requested: false,
-            announced: false,
-            stopped: false,
-            switches_before: None,
-            returns_to: None,
-            sleeps_in: None,
-        }
+        Thread { state, ..Thread::default() }
     }
-}
 
-impl Thread {
     /// Records the call: a call interrupted twice is in `restart_syscall`, which does not show the call that it restarts.
     fn note_sleep(&mut self, registers: &Registers) {
         let place = (registers.rsp, registers.rip);
@@ -391,12 +381,8 @@ impl Tracer {
 
     /// Resumes a thread from a stop that was served.
     fn go(&mut self, tid: i32, signal: i32) -> Result<StopOutcome, Error> {
-        match sys::cont(tid, signal) {
-            Ok(()) => Ok(StopOutcome::Running),
-            // Killed meanwhile; the next wait reports it.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(StopOutcome::Running),
-            Err(source) => Err(Error::Os { call: "PTRACE_CONT", id: tid, source }),
-        }
+        // Killed meanwhile: the next wait reports it.
+        is_there(sys::cont(tid, signal), "PTRACE_CONT", tid).map(|_| StopOutcome::Running)
     }
 
     /// Asks a running thread to stop. Returns `false` if it has ended, `true` also if it will stop by itself. With `records_sleep`, records the
@@ -417,14 +403,11 @@ impl Tracer {
         }
         // Armed first, so that the wait directly follows the request.
         self.timer.arm(FIRST_CHECK_DELAY);
-        match sys::interrupt(tid) {
-            Ok(()) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
-                self.threads.remove(&tid);
-                Ok(false)
-            }
-            Err(source) => Err(Error::Os { call: "PTRACE_INTERRUPT", id: tid, source }),
+        let is_there = is_there(sys::interrupt(tid), "PTRACE_INTERRUPT", tid)?;
+        if !is_there {
+            self.threads.remove(&tid);
         }
+        Ok(is_there)
     }
 
     /// Waits until a thread is stopped that was asked to stop, or is expected to; `limit_asleep` applies to one in state D.
@@ -543,12 +526,8 @@ impl Tracer {
             (Some(registers), Some(before)) if registers.restarts() => Some(sleep_after(&registers, before)),
             _ => None,
         };
-        match result {
-            Ok(()) => Ok(stopped_ns),
-            // Killed while it was stopped; the next wait reports it.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(stopped_ns),
-            Err(source) => Err(Error::Os { call: "PTRACE_CONT", id: tid, source }),
-        }
+        // Killed while it was stopped: the next wait reports it.
+        is_there(result, "PTRACE_CONT", tid).map(|_| stopped_ns)
     }
 
     /// Returns true if the thread still sleeps the sleep into which it was resumed.
@@ -574,11 +553,7 @@ impl Tracer {
         if self.children.remove(&pid.0).is_none() {
             return Err(Error::Gone(pid));
         }
-        match sys::detach(pid.0) {
-            Ok(()) => Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
-            Err(source) => Err(Error::Os { call: "PTRACE_DETACH", id: pid.0, source }),
-        }
+        is_there(sys::detach(pid.0), "PTRACE_DETACH", pid.0).map(drop)
     }
 
     /// Serves one report, of any thread: `None` if there was none (`block`: if the timer interrupted). A thread that is stopped without a
@@ -700,6 +675,14 @@ impl Drop for Tracer {
         for pid in children {
             let _ = self.release(Pid(pid));
         }
+    }
+}
+
+/// Returns false if a request failed because the thread has ended.
+pub(crate) fn is_there(result: io::Result<()>, call: &'static str, id: i32) -> Result<bool, Error> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+        other => other.map(|()| true).map_err(|source| Error::Os { call, id, source }),
     }
 }
 

@@ -19,7 +19,7 @@ use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
 
 /// Result of a check.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prediction {
     /// True if the patch is applied already.
     pub already: bool,
@@ -44,15 +44,7 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     let target = Target::open(pid)?;
     generation::refuse(&target, options)?;
     if is_applied(&target.view, signed) {
-        let functions = names(signed);
-        return Ok(Prediction {
-            already: true,
-            functions,
-            bytes: 0,
-            threads: 0,
-            busy: Vec::new(),
-            unchecked: Vec::new(),
-        });
+        return Ok(Prediction { already: true, functions: names(signed), ..Prediction::default() });
     }
     predict(&target, signed, options, &mut report)
 }

@@ -2,60 +2,41 @@
 
 use crate::event_pump::{self, ended_or};
 use crate::ledger::{Transition, View};
-use crate::mechanism::MigrationResult;
+use crate::mechanism::{Context, MigrationResult};
 use crate::report::{Report, now_ns};
 use crate::target::Target;
 use crate::{Error, Outcome, lookup_redirect};
 use std::time::Duration;
 use stillpoint_events::patch;
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_tracee::{Process, Session, Stopped};
+use stillpoint_patch_tracee::Stopped;
 
 /// Time limit of one hook.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns the outcome of an operation.
-#[allow(clippy::too_many_arguments)]
+/// Calls the hooks that follow the commit if all threads have migrated, and reports the outcome of an operation.
 pub(crate) fn outcome(
-    process: &Process,
-    session: &mut Session<'_>,
+    cx: &mut Context<'_, '_, '_>,
     view: &View,
     transition: &Transition,
     migrated: MigrationResult,
     post: &[Avma],
-    report: &mut Report<'_>,
     start: u64,
 ) -> Outcome {
-    let MigrationResult { threads, staying } = migrated;
-    if staying.is_empty() {
-        return committed(process, session, view, transition, threads, post, report, start);
+    let (number, MigrationResult { threads, staying }) = (transition.number, migrated);
+    if !staying.is_empty() {
+        for busy in &staying {
+            cx.report.warn(format!("thread {} stays in {} and keeps the previous version", busy.tid, busy.function));
+        }
+        return Outcome::Rests { transition: number, threads, staying, duration_ns: now_ns() - start };
     }
-    for busy in &staying {
-        report.warn(format!("thread {} stays in {} and keeps the previous version", busy.tid, busy.function));
-    }
-    Outcome::Rests { transition: transition.number, threads, staying, duration_ns: now_ns() - start }
-}
-
-/// Calls the hooks that follow the commit, and reports it: all threads have migrated.
-#[allow(clippy::too_many_arguments)]
-fn committed(
-    process: &Process,
-    session: &mut Session<'_>,
-    view: &View,
-    transition: &Transition,
-    threads: u32,
-    post: &[Avma],
-    report: &mut Report<'_>,
-    start: u64,
-) -> Outcome {
-    if let Err(error) = call_hooks(process, session, post, false, report) {
-        report.warn(format!("a hook after the commit failed: {error}"));
+    if let Err(error) = call_hooks(cx, post, false) {
+        cx.report.warn(format!("a hook after the commit failed: {error}"));
     }
     let names = transition.after.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone());
     let active: Vec<String> = names.collect();
     let duration_ns = now_ns() - start;
-    let number = transition.number;
-    report.event(patch::Event::Committed { transition: number, active: active.clone(), duration_ns, threads });
+    cx.report.event(patch::Event::Committed { transition: number, active: active.clone(), duration_ns, threads });
     Outcome::Committed { transition: number, active, threads, duration_ns }
 }
 
@@ -74,13 +55,8 @@ pub(crate) fn update_lookup_table(target: &mut Target, report: &mut Report<'_>) 
 }
 
 /// Makes a thread of the process call hooks, one after another.
-pub(crate) fn call_hooks(
-    process: &Process,
-    session: &mut Session<'_>,
-    hooks: &[Avma],
-    must_be_zero: bool,
-    report: &mut Report<'_>,
-) -> Result<(), Error> {
+pub(crate) fn call_hooks(cx: &mut Context<'_, '_, '_>, hooks: &[Avma], must_be_zero: bool) -> Result<(), Error> {
+    let Context { session, process, report, .. } = cx;
     for hook in hooks {
         let call = |carrier: &mut Stopped<'_>| Ok(carrier.call_function(*hook, HOOK_TIMEOUT)?);
         let returned =

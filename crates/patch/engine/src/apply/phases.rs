@@ -146,8 +146,7 @@ impl<'o, 's: 'o, 'r: 'o> PatchOperation<'o, 's, 'r> {
         result?;
         let PatchOperation { mut mechanism, change, migrated, .. } = self;
         let Change { view, plan, hooks: [_, post] } = change.ok_or_else(unplanned)?;
-        let Context { session, process, report, .. } = mechanism.context();
-        Ok(outcome(process, session, &view, &plan.transition, migrated, &post, report, start))
+        Ok(outcome(mechanism.context(), &view, &plan.transition, migrated, &post, start))
     }
 
     /// Returns the error that describes the result of a failed operation; reports a rollback.
@@ -239,8 +238,7 @@ impl<'o, 's: 'o, 'r: 'o> PatchOperation<'o, 's, 'r> {
         let Change { view, plan, hooks: [pre, _] } = self.change.as_mut().ok_or_else(unplanned)?;
         self.mechanism.begin(view, plan)?;
         self.widened_table = true;
-        let Context { session, process, report, .. } = self.mechanism.context();
-        call_hooks(process, session, pre, true, report)
+        call_hooks(self.mechanism.context(), pre, true)
     }
 
     fn arm(&mut self) -> Result<(), Error> {

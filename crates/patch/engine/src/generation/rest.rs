@@ -66,10 +66,10 @@ pub(crate) fn continue_resting(
         RestRequest::Forward => {
             let mut resumed = Generations::resume(cx, generation);
             let migrated = resumed.go_on(&transition).map_err(|error| error.stuck(number).not_undone(number))?;
-            let Context { session, process, target, report, .. } = resumed.context();
-            update_lookup_table(target, report);
+            let cx = resumed.context();
+            update_lookup_table(cx.target, cx.report);
             let post = following_hooks(&view, &transition);
-            Ok(RestResult::Forward(outcome(process, session, &view, &transition, migrated, &post, report, start)))
+            Ok(RestResult::Forward(outcome(cx, &view, &transition, migrated, &post, start)))
         }
     }
 }

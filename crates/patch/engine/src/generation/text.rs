@@ -33,9 +33,7 @@ pub(super) fn differs_from_base(target: &Target, tid: Tid) -> bool {
 
 /// Returns true if the state byte of a transition says that all threads run the new side.
 pub(super) fn is_all_new(process: &Process, transition: &Transition) -> Result<bool, Error> {
-    let mut state = [0];
-    process.memory().read(transition.state, &mut state)?;
-    Ok(state == [DispatchState::AllThen as u8])
+    Ok(process.memory().read_array(transition.state)? == [DispatchState::AllThen as u8])
 }
 
 /// Returns true if a thread sees the new side of a transition that is decided in the ledger: no other record is written when a generation

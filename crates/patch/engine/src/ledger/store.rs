@@ -78,9 +78,7 @@ pub(crate) fn refresh(process: &Process, mappings: &[Mapping], known: Option<Sto
 
 impl Store {
     fn open(memory: &Memory, at: Avma) -> Result<Self, Error> {
-        let mut header = [0; HEADER_LEN];
-        memory.read(at, &mut header)?;
-        let mut store = Store { at, ledger: decode_header(&header)? };
+        let mut store = Store { at, ledger: decode_header(&memory.read_array::<HEADER_LEN>(at)?)? };
         store.read_more(memory)?;
         Ok(store)
     }
@@ -101,9 +99,7 @@ impl Store {
 
     /// Creates a new ledger in memory that was just mapped.
     pub(crate) fn create(memory: &Memory, at: Avma, word_offset: i32) -> Result<Self, Error> {
-        let header = encode_header(word_offset);
-        debug_assert_eq!(header.len(), HEADER_LEN);
-        memory.write(at, &header)?;
+        memory.write(at, &encode_header(word_offset))?;
         Ok(Store { at, ledger: Ledger::new(word_offset) })
     }
 

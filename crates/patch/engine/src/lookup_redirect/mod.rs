@@ -150,11 +150,9 @@ pub(crate) fn place(target: &Target, entry: &Entry, area: Avma, module: Span) ->
 
 /// Returns true if the entry holds the jump to the lookup redirect.
 fn is_installed(memory: &Memory, redirect: &LookupRedirectRecord) -> Result<bool, Error> {
-    let mut now = [0; JUMP_LEN];
-    memory.read(redirect.entry, &mut now)?;
-    match now {
-        _ if now == redirect.jump => Ok(true),
-        _ if now == redirect.original => Ok(false),
+    match memory.read_array(redirect.entry)? {
+        now if now == redirect.jump => Ok(true),
+        now if now == redirect.original => Ok(false),
         _ => Err(Error::BytesDiffer { function: NAME.to_owned(), at: redirect.entry, offset: 0 }),
     }
 }

@@ -30,9 +30,7 @@ pub(crate) struct Library {
 }
 
 fn control_at(memory: &Memory, at: Avma) -> Option<Control> {
-    let mut bytes = [0; CONTROL_LEN];
-    memory.read(at, &mut bytes).ok()?;
-    Control::decode(&bytes)
+    Control::decode(&memory.read_array::<CONTROL_LEN>(at).ok()?)
 }
 
 /// Finds a control block that is linked into an executable without exported symbols.
@@ -93,9 +91,7 @@ impl Library {
 
     /// Reads the present contents of the control block.
     pub(crate) fn control(&self, memory: &Memory) -> Result<Control, Error> {
-        let mut bytes = [0; CONTROL_LEN];
-        memory.read(self.at, &mut bytes)?;
-        Control::decode(&bytes).ok_or(Error::Control(self.at))
+        Control::decode(&memory.read_array::<CONTROL_LEN>(self.at)?).ok_or(Error::Control(self.at))
     }
 
     /// Returns the registered threads.
@@ -138,9 +134,8 @@ impl Library {
     ) -> Result<Request, Error> {
         let memory = process.memory();
         let control = self.control(memory)?;
-        let mut bell = [0; 4];
-        memory.read(Avma(control.bell), &mut bell)?;
-        let last = control.last_number.max(u32::from_le_bytes(bell));
+        let bell = memory.read_array(Avma(control.bell)).map(u32::from_le_bytes)?;
+        let last = control.last_number.max(bell);
         let request = Request {
             // 0 means that there never was a request
             number: last.checked_add(1).unwrap_or(1),

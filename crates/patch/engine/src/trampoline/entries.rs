@@ -44,9 +44,7 @@ impl Trampolines<'_, '_, '_> {
     }
 
     fn entry_bytes(&self, site: &Site) -> Result<[u8; JUMP_LEN], Error> {
-        let mut now = [0; JUMP_LEN];
-        self.memory().read(site.entry, &mut now)?;
-        Ok(now)
+        Ok(self.memory().read_array(site.entry)?)
     }
 
     /// Writes entries, and removes the lookup redirect last: while entries jump to dispatchers, threads execute code that only the lookup

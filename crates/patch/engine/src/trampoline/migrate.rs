@@ -405,6 +405,5 @@ impl PendingThread {
 }
 
 pub(super) fn holds(memory: &Memory, at: Avma, word: u32) -> bool {
-    let mut bytes = [0; 4];
-    memory.read(at, &mut bytes).is_ok() && u32::from_le_bytes(bytes) == word
+    memory.read_array(at).is_ok_and(|bytes| u32::from_le_bytes(bytes) == word)
 }

@@ -133,10 +133,9 @@ impl<'o, 's, 'r> Trampolines<'o, 's, 'r> {
     }
 
     fn state(&self, transition: &Transition) -> Result<DispatchState, Error> {
-        let mut byte = [0];
-        self.memory().read(transition.state, &mut byte)?;
-        DispatchState::from_byte(byte[0]).ok_or_else(|| {
-            let text = format!("state byte {} of transition {}", byte[0], transition.number);
+        let [byte] = self.memory().read_array(transition.state)?;
+        DispatchState::from_byte(byte).ok_or_else(|| {
+            let text = format!("state byte {byte} of transition {}", transition.number);
             Error::Ledger(LedgerError::Inconsistent(text))
         })
     }

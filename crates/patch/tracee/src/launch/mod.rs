@@ -19,6 +19,7 @@ pub mod introduction;
 
 use self::credentials::{Credentials, is_secure};
 use crate::sys::Wait;
+use crate::tracer::is_there;
 use crate::{Error, Memory, Pid, Process, calling_process, maps, module, sys};
 use std::io::{self, Write};
 use std::marker::PhantomData;
@@ -305,12 +306,7 @@ impl Launch {
 
     /// Ignores ESRCH: the next wait reports a program that was killed while it was stopped.
     fn go(&self, result: io::Result<()>) -> Result<(), Error> {
-        match result {
-            Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
-                Err(Error::Os { call: "ptrace", id: self.program.pid.0, source })
-            }
-            _ => Ok(()),
-        }
+        is_there(result, "ptrace", self.program.pid.0).map(drop)
     }
 
     /// Returns true if a program in the exec stop has privileges that its process lacked before. The kernel honours set-user-id bits and
@@ -518,12 +514,13 @@ fn room(mappings: &[crate::Mapping], memory: &Memory, base: Avma) -> Option<Avma
 
 fn rest_of_text(module: &crate::Module, memory: &Memory) -> Option<Avma> {
     let head = module.mappings.first()?.start;
-    for (kind, flags, start, len) in module::segments(memory, head)? {
-        if kind != PT_LOAD || flags & EXECUTABLE == 0 {
+    for segment in module::segments(memory, head).ok()? {
+        if segment.kind != PT_LOAD || segment.flags & EXECUTABLE == 0 {
             continue;
         }
         // A gap of some bytes, so that the gate does not look like the end of the last function.
-        let at = Avma((module.bias.wrapping_add(start).wrapping_add(len) + 16).next_multiple_of(16));
+        let at =
+            Avma((module.bias.wrapping_add(segment.address).wrapping_add(segment.file_len) + 16).next_multiple_of(16));
         let mapping = module.mappings.iter().find(|m| m.contains(at) && m.execute && m.read && !m.write)?;
         let mut bytes = vec![0; LEN];
         let inside = !crosses_page(at.0, LEN) && at.0 + LEN as u64 <= mapping.end.0;

@@ -1,0 +1,9 @@
+//! Common code of the benchmarks, experiments and the demonstration of live patching: one operation with its stops, the
+//! machine of a measurement, and the times in which the machine itself stalled.
+//!
+//! The caller runs servers of its own, and applies and reverts by the real binary (`stillpoint_patch_tests::cli`). The
+//! crate guarantees that times are of the clock that the events of an operation have. It judges no result.
+
+pub mod machine;
+pub mod operation;
+pub mod stalls;
