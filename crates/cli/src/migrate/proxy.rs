@@ -2,7 +2,7 @@
 
 use crate::output::{Failure, Output};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use stillpoint_migrate_control::{Config, ConfigError};
 use stillpoint_migrate_proxy::StartError;
 
@@ -157,7 +157,13 @@ fn refused(error: StartError, args: &Args) -> Failure {
              if the file was changed)"
                 .into()
         }
-        StartError::Listen { .. } => format!("another address in `listen` of {file}; `ss -lnp` shows what listens"),
+        StartError::Listen { at, source } if source.kind() == std::io::ErrorKind::NotFound => {
+            format!("mkdir -p {}", Path::new(at).parent().unwrap_or(Path::new("/")).display())
+        }
+        StartError::Listen { .. } => format!("another address in {file}; `ss -lnp` shows what listens at this one"),
+        StartError::Routes { .. } => {
+            format!("name a file in `routes` of {file} in a directory that exists and that only this user can write to")
+        }
         _ => "stillpoint migrate proxy --help".into(),
     };
     Failure::refused(error).hint(hint)
