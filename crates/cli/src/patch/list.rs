@@ -112,10 +112,10 @@ fn escape(value: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn status(name: &str) -> Status {
+    pub(super) fn status(name: &str) -> Status {
         Status {
             pid: 7,
             name: name.into(),
@@ -124,6 +124,7 @@ mod tests {
             patches: Vec::new(),
             entries: Vec::new(),
             threads: Vec::new(),
+            traced: false,
             points: None,
             generations: vec![],
             bytes_kept: 4096,

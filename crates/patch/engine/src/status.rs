@@ -31,6 +31,9 @@ pub struct Status {
     pub entries: Vec<EntryStatus>,
     /// Generation of each thread by its own word.
     pub threads: Vec<ThreadStatus>,
+    /// True if another tool traces the threads: only words of threads that libstillpoint knows were read.
+    #[serde(skip)]
+    pub traced: bool,
     /// Its quiescence points, if it has libstillpoint.
     pub points: Option<QuiescencePoints>,
     /// Address-space generations, if the kernel supports them; one exists while `--view generation` works on the process.
@@ -148,6 +151,7 @@ fn read_status(process: &Process, traced: bool) -> Result<Status, Error> {
             patches: vec![],
             entries: vec![],
             threads: parts.iter().map(known).collect(),
+            traced,
             points,
             generations: generations(pid).unwrap_or_default(),
             bytes_kept: 0,
@@ -163,7 +167,7 @@ fn read_status(process: &Process, traced: bool) -> Result<Status, Error> {
     for thread in &mut threads {
         thread.registered = parts.get(&Tid(thread.tid)).map(|(part, _)| part.clone());
     }
-    Ok(Status { points, ..summary(process, name, &store, view, threads)? })
+    Ok(Status { points, traced, ..summary(process, name, &store, view, threads)? })
 }
 
 /// Returns the contents of [`status`] without stopping any thread, and so without the threads' words.
@@ -222,6 +226,7 @@ fn summary(
         patches: patches.collect(),
         entries: entries(process, view)?,
         threads,
+        traced: false,
         points: None,
         generations: generations(process.pid()).unwrap_or_default(),
         bytes_kept: view.bytes_kept(),
