@@ -115,7 +115,7 @@ fn escape(value: &str) -> String {
 pub(super) mod tests {
     use super::*;
 
-    pub(super) fn status(name: &str) -> Status {
+    pub(crate) fn status(name: &str) -> Status {
         Status {
             pid: 7,
             name: name.into(),
