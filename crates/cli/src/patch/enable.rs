@@ -2,7 +2,7 @@
 
 use super::bases::{MissingBase, Stack};
 use super::enabled::{self, Enabled, PatchFile, Root};
-use super::processes::{Policy, Trust};
+use super::processes::{Policy, Trust, unusable_file};
 use super::refresh::Request;
 use super::unit_file::{self, Service, UNIT_FILE_LEN_MAX};
 use crate::output::{Failure, Output};
@@ -130,8 +130,8 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     let mut new = Vec::new();
     for path in &args.files {
         // read once: when it is stored, the path may lead to another file than the one whose signature was checked
-        let file = PatchFile::read(path).map_err(Failure::refused)?;
-        let (signed, _) = args.trust.check(&file.bytes, path).map_err(Failure::refused)?;
+        let file = PatchFile::read(path).map_err(unusable_file)?;
+        let (signed, _) = args.trust.check(&file.bytes, path).map_err(unusable_file)?;
         let patch = signed.patch;
         check_program(&args.root, &service, &patch).map_err(Failure::refused)?;
         let known = there.iter().any(|stored| stored.bytes == file.bytes);

@@ -1,6 +1,6 @@
 //! `stillpoint patch inspect`: shows the contents of a patch file, with the reasons for them.
 
-use super::processes::read_patch;
+use super::processes::{read_patch, unusable_file};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
@@ -31,7 +31,7 @@ struct InspectLine<'a> {
 
 /// Runs `stillpoint patch inspect`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    let signed = read(&args.file).map_err(Failure::refused)?;
+    let signed = read(&args.file).map_err(unusable_file)?;
     output.lines(text(&signed).trim_end());
     output.json(&InspectLine {
         v: 1,
