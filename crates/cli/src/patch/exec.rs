@@ -5,7 +5,7 @@
 
 use super::enabled::{Enabled, PatchFile, Root};
 use super::exec_helper::Executables;
-use super::processes::{Trust, duration};
+use super::processes::{Trust, duration, unusable_file};
 use super::refresh;
 use crate::output::{Failure, Output};
 use std::ffi::OsString;
@@ -109,7 +109,7 @@ fn check_unit(args: &Args) -> Result<(), Failure> {
 fn read(args: &Args) -> Result<Patches, Failure> {
     let mut patches = Patches::new();
     let drop = |error: anyhow::Error| match args.strict {
-        true => Err(Failure::refused(error)),
+        true => Err(unusable_file(error)),
         false => {
             report(format_args!("warning: dropped: {error:#}"));
             Ok(())
