@@ -141,7 +141,9 @@ fn refused(error: StartError, args: &Args) -> Failure {
             "--config FILE with a configuration that this user can read; --help shows an example".into()
         }
         StartError::Config(ConfigError::Syntax(_)) => {
-            format!("correct the line of {file} that is shown above; `stillpoint migrate proxy --help` has every setting")
+            format!(
+                "correct the line of {file} that is shown above; `stillpoint migrate proxy --help` has every setting"
+            )
         }
         StartError::Config(ConfigError::Invalid(_)) => format!("correct the setting named above in {file}"),
         StartError::Config(ConfigError::Tls { .. }) => {

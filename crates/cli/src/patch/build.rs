@@ -199,7 +199,9 @@ pub(super) fn parse_package(text: &str) -> (String, Option<String>) {
 pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
     let statement = statement(&args).map_err(unusable_file)?;
     let key = args.sign.as_deref().map(read_secret_key).transpose();
-    let key = key.map_err(|error| Failure::refused(error).hint("stillpoint patch key generate, and --sign with its stillpoint-ID.key"))?;
+    let key = key.map_err(|error| {
+        Failure::refused(error).hint("stillpoint patch key generate, and --sign with its stillpoint-ID.key")
+    })?;
     let shipped = parse_shipped(&args.shipped);
     let named = !args.quilt.is_empty() || !args.diff.is_empty();
     if args.debian.is_some() && !named && !matches!(shipped, ShippedAs::Version(_)) {

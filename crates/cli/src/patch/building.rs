@@ -140,7 +140,13 @@ mod tests {
     fn no_version(version: &str, proposed: Option<&str>, source_package: Option<&str>) -> Error {
         let [proposed, source_package] = [proposed, source_package].map(|text| text.map(str::to_owned));
         let available = proposed.clone().unwrap_or("none".into());
-        Error::NoSuchVersion { package: "redis-server".into(), version: version.into(), available, proposed, source_package }
+        Error::NoSuchVersion {
+            package: "redis-server".into(),
+            version: version.into(),
+            available,
+            proposed,
+            source_package,
+        }
     }
 
     #[test]
@@ -152,7 +158,8 @@ mod tests {
         let listed = no_version("1-0", Some("1-2"), None);
         assert_eq!(hint(&listed, Some("1-0")).as_deref(), Some("--shipped 1-2"));
         assert_eq!(hint(&listed, None).as_deref(), Some("--debian redis-server=1-2"));
-        let quilt = Error::Quilt { name: "x".into(), package: "redis 1-2".into(), found: "".into(), entries: "".into() };
+        let quilt =
+            Error::Quilt { name: "x".into(), package: "redis 1-2".into(), found: "".into(), entries: "".into() };
         assert!(hint(&quilt, None).is_some_and(|hint| hint.starts_with("stillpoint patch target --debian redis=1-2")));
         let shipped = Error::AlreadyShipped { package: "redis 1-2".into(), diff: "a".into() };
         assert!(hint(&shipped, None).is_some_and(|hint| hint.contains("--shipped") && hint.contains("dpkg.log")));

@@ -137,8 +137,10 @@ pub(super) mod tests {
         let (lacking, left) = ("CAP_SYS_PTRACE is missing", "kernel.yama.ptrace_scope is 3");
         let found: Vec<_> = [(3, left), (7, lacking), (9, lacking)].map(|(pid, why)| (Pid(pid), why.into())).into();
         let text = uninspected_text(&found, true);
-        let wanted =
-            ["could not inspect process 7, 9: CAP_SYS_PTRACE is missing", "could not inspect process 3: kernel.yama.ptrace_scope is 3"];
+        let wanted = [
+            "could not inspect process 7, 9: CAP_SYS_PTRACE is missing",
+            "could not inspect process 3: kernel.yama.ptrace_scope is 3",
+        ];
         assert_eq!(text, wanted);
         let many: Vec<_> = (1..=22).map(|pid| (Pid(pid), lacking.into())).collect();
         assert!(uninspected_text(&many, true)[0].contains("19, 20 and 2 more: "));

@@ -91,7 +91,9 @@ impl Processes {
             let hint = match (&self.exe, &self.unit) {
                 (Some(path), _) => {
                     let name = path.file_name().unwrap_or_default().to_string_lossy();
-                    format!("`pgrep -a {name}` lists processes, and `ls -l /proc/PID/exe` shows the path that --exe needs")
+                    format!(
+                        "`pgrep -a {name}` lists processes, and `ls -l /proc/PID/exe` shows the path that --exe needs"
+                    )
                 }
                 (None, Some(unit)) => format!("systemctl start {unit}"),
                 _ => "stillpoint patch list".to_owned(),

@@ -97,11 +97,16 @@ fn threads_text(status: &Status) -> Option<String> {
         // Threads then have their code by the pages that they see; the lines of the address-space generations count them.
         Some(_) if !status.generations.is_empty() => return None,
         Some(open) => {
-            let unread = if status.traced { status.threads.iter().filter(|t| t.transition.is_none()).count() } else { 0 };
+            let unread =
+                if status.traced { status.threads.iter().filter(|t| t.transition.is_none()).count() } else { 0 };
             (status.threads.iter().filter(|t| t.transition == Some(open.transition)).count(), unread)
         }
     };
-    let unread = if unread == 0 { String::new() } else { format!("; {unread} were not examined, because another tool traces them") };
+    let unread = if unread == 0 {
+        String::new()
+    } else {
+        format!("; {unread} were not examined, because another tool traces them")
+    };
     Some(match (there, all) {
         (1, 1) => format!("its only thread runs {code}"),
         (there, all) if there == all => format!("all {all} threads run {code}"),
@@ -155,7 +160,8 @@ mod tests {
 
     /// A process after transition 3, whose threads have these words.
     fn status(words: &[Option<u32>]) -> Status {
-        let thread = |(at, word): (usize, &Option<u32>)| ThreadStatus { tid: at as i32, transition: *word, registered: None };
+        let thread =
+            |(at, word): (usize, &Option<u32>)| ThreadStatus { tid: at as i32, transition: *word, registered: None };
         Status { threads: words.iter().enumerate().map(thread).collect(), ..super::super::list::tests::status("a") }
     }
 
@@ -194,7 +200,8 @@ mod tests {
         status.unfinished = transition("migrating", Vec::new());
         assert_eq!(threads_text(&status).as_deref(), Some("1 of 3 threads run the code of transition 4"));
         status.traced = true;
-        let traced = "1 of 3 threads run the code of transition 4; 1 were not examined, because another tool traces them";
+        let traced =
+            "1 of 3 threads run the code of transition 4; 1 were not examined, because another tool traces them";
         assert_eq!(threads_text(&status).as_deref(), Some(traced));
         status.unfinished = transition("resting", vec![2]);
         assert_eq!(threads_text(&status).as_deref(), Some("2 of 3 threads run the code of transition 4"));

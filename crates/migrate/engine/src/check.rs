@@ -401,7 +401,9 @@ async fn check_target(
         (wal_level != "logical", "wal_level", format!("it is {wal_level}"), "logical".to_owned()),
         (number::<i64>(&row, 5) <= used, "max_replication_slots", "no slot is free".into(), (used + 1).to_string()),
     ];
-    for (_, setting, why, needed) in unsuitable.into_iter().filter(|(unsuitable, ..)| *unsuitable && !accepted.no_fallback) {
+    for (_, setting, why, needed) in
+        unsuitable.into_iter().filter(|(unsuitable, ..)| *unsuitable && !accepted.no_fallback)
+    {
         let note = format!(
             "{why}, so `fallback` would not be possible; try: ALTER SYSTEM SET {setting} = {needed}, and restart the \
              target; or --no-fallback"

@@ -395,17 +395,25 @@ impl Error {
                 "a directory that only you and root can change, below your home or /run"
             }
             Error::NoModule { running, .. } => {
-                return Some(format!("stillpoint patch build --target {running} ..., which builds it for the running file"));
+                return Some(format!(
+                    "stillpoint patch build --target {running} ..., which builds it for the running file"
+                ));
             }
             Error::OtherText { pid, .. } => {
-                return Some(format!("stillpoint patch build --target /proc/{pid}/exe ..., which builds it for the running file"));
+                return Some(format!(
+                    "stillpoint patch build --target /proc/{pid}/exe ..., which builds it for the running file"
+                ));
             }
-            Error::NotActive { active, .. } => return Some(format!("one of the active patches: {}", active.join(", "))),
+            Error::NotActive { active, .. } => {
+                return Some(format!("one of the active patches: {}", active.join(", ")));
+            }
             Error::NothingActive(_) => "stillpoint patch list",
             Error::BytesDiffer { .. } => {
                 "stillpoint patch status, which names entries that another tool changed; or restart the process"
             }
-            Error::Uprobe { .. } => "remove the probe (`perf probe --list` or `bpftool perf list` names its owner), then this command again",
+            Error::Uprobe { .. } => {
+                "remove the probe (`perf probe --list` or `bpftool perf list` names its owner), then this command again"
+            }
             Error::Symbol { .. } | Error::Link { .. } => {
                 "stillpoint patch build with the options as before, by this version of stillpoint"
             }
@@ -415,11 +423,15 @@ impl Error {
             | Error::Invisible { .. }
             | Error::NoRoom { .. }
             | Error::NoWord(_)
-            | Error::NotConstant { .. } => "upgrade the package and restart the service: this process cannot get the patch",
+            | Error::NotConstant { .. } => {
+                "upgrade the package and restart the service: this process cannot get the patch"
+            }
             Error::Ledger(_) | Error::MultipleLedgers(_) | Error::TooMuchMemory(_) | Error::Control(_) => {
                 "restart the service: what its memory states about patches cannot be relied on"
             }
-            Error::Hook { .. } => "the log of the program, in which a hook can state its reason; see stillpoint-patch-hooks(7)",
+            Error::Hook { .. } => {
+                "the log of the program, in which a hook can state its reason; see stillpoint-patch-hooks(7)"
+            }
             Error::Ended(_) => "the same command for the process that runs now, for example with --unit NAME",
             Error::File { .. } => "a path that exists and that this user can read and write",
             Error::NoGenerations => "--view trampoline",
@@ -450,7 +462,9 @@ impl Error {
 /// Returns the next step after an operation on a process failed.
 fn tracee_hint(error: &tracee::Error) -> Option<String> {
     let hint = match error {
-        tracee::Error::Gone(_) => "`pgrep -a NAME` for the number of a process that runs; or --exe PATH, or --unit NAME",
+        tracee::Error::Gone(_) => {
+            "`pgrep -a NAME` for the number of a process that runs; or --exe PATH, or --unit NAME"
+        }
         tracee::Error::NotAProcess { pid, .. } => return Some(format!("--pid {pid}")),
         tracee::Error::Zombie(_) => "the number of a process that runs (`pgrep -a NAME`): this one has ended",
         tracee::Error::KernelThread(_) | tracee::Error::Own(_) => "the number of another process (`pgrep -a NAME`)",
@@ -458,7 +472,9 @@ fn tracee_hint(error: &tracee::Error) -> Option<String> {
         tracee::Error::Static(_) => "a build of the program that is linked with the shared C library, and a restart",
         tracee::Error::AlreadyTraced { tracer: Pid(0), .. } => "end the debugger, which runs outside of this container",
         tracee::Error::AlreadyTraced { tracer, name, .. } => {
-            return Some(format!("end process {tracer} ({name}), or its debugging session, and run this command again"));
+            return Some(format!(
+                "end process {tracer} ({name}), or its debugging session, and run this command again"
+            ));
         }
         tracee::Error::Permission { hint, .. } if hint.contains("run as root") => "the same command as root",
         tracee::Error::Permission { hint, .. } if hint.contains("ptrace_scope is 3") => {
@@ -474,7 +490,9 @@ fn tracee_hint(error: &tracee::Error) -> Option<String> {
         }
         tracee::Error::Exec(_) | tracee::Error::ThreadGone(_) => "the same command again",
         tracee::Error::GainsPrivileges(_) => "stillpoint patch apply, as root, once the program runs",
-        tracee::Error::MappedFile { pid, .. } => return Some(format!("the same command as root; `ls -l /proc/{pid}/map_files`")),
+        tracee::Error::MappedFile { pid, .. } => {
+            return Some(format!("the same command as root; `ls -l /proc/{pid}/map_files`"));
+        }
         _ => return None,
     };
     Some(hint.to_owned())

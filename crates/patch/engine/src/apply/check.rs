@@ -2,8 +2,8 @@
 
 use super::checks::{CheckResult, find_room, is_applied, remaining_patches, run_checks};
 use super::mapping::{self, MemoryRequest};
-use super::{memory_limit, placement};
 use super::plan::{Room, plan};
+use super::{memory_limit, placement};
 use crate::error::Busy;
 use crate::event_pump::{self, ended_or, traced};
 use crate::ledger::Span;
