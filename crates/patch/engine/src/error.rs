@@ -55,8 +55,8 @@ pub enum Error {
         pid: Pid,
         /// File that is mapped under that name instead.
         hint: String,
-        /// Path of that file, or of the executable, for a build.
-        running: String,
+        /// Path of that file as the process sees it, if it is a library.
+        library: Option<Box<str>>,
     },
     /// The module has no build-id and its text is not the one that the patch was made for.
     #[error("patch {patch}: the text of {file} in process {pid} is not the text that the patch was made for")]
@@ -394,9 +394,10 @@ impl Error {
             Error::Host(host::Error::Untrusted { .. }) => {
                 "a directory that only you and root can change, below your home or /run"
             }
-            Error::NoModule { running, .. } => {
+            Error::NoModule { pid, library, .. } => {
+                let running = library.as_ref().map_or("exe".to_owned(), |path| format!("root{path}"));
                 return Some(format!(
-                    "stillpoint patch build --target {running} ..., which builds it for the running file"
+                    "stillpoint patch build --target /proc/{pid}/{running} ..., which builds it for the running file"
                 ));
             }
             Error::OtherText { pid, .. } => {
@@ -518,9 +519,12 @@ mod tests {
             assert!(hint.contains(step), "{step}: {hint}");
         }
         let (patch, file, hint) = ("fix".to_owned(), "redis-server".to_owned(), String::new());
-        let running = "/proc/7/exe".to_owned();
-        let other = Error::NoModule { patch, wanted: BuildId(vec![1]), file, pid, hint, running };
-        assert!(other.hint().is_some_and(|hint| hint.contains("patch build --target /proc/7/exe")));
+        let mut other = Error::NoModule { patch, wanted: BuildId(vec![1]), file, pid, hint, library: None };
+        assert!(other.hint().is_some_and(|hint| hint.contains("patch build --target /proc/7/exe ")));
+        if let Error::NoModule { library, .. } = &mut other {
+            *library = Some("/lib/x.so".into());
+        }
+        assert!(other.hint().is_some_and(|hint| hint.contains("patch build --target /proc/7/root/lib/x.so ")));
         let unknown = Error::NotActive { name: "x".into(), active: vec!["one".into(), "two".into()] };
         assert_eq!(unknown.hint().as_deref(), Some("one of the active patches: one, two"));
     }

@@ -108,10 +108,7 @@ fn find_module(process: &Process, modules: &[Module], view: &View, patch: &Patch
         file: target.file_name.clone(),
         pid: process.pid(),
         hint,
-        running: match same_name.filter(|module| !module.executable) {
-            Some(library) => format!("/proc/{}/root{}", process.pid(), library.path),
-            None => format!("/proc/{}/exe", process.pid()),
-        },
+        library: same_name.filter(|module| !module.executable).map(|module| module.path.as_str().into()),
     })
 }
 
