@@ -79,7 +79,7 @@ fn print(status: &Status, output: &Output) {
     output.line(format_args!("  memory: {} bytes of patches, {} of ledger", status.bytes_kept, status.ledger_bytes));
 }
 
-/// Describes which code the threads run. Outside of a transition every entry leads all threads to the same code, whatever their words hold:
+/// Describes which code the threads run. Outside of a transition every entry leads all threads to the same code, and words do not count:
 /// a thread that started after the transition has none.
 fn threads_text(status: &Status) -> Option<String> {
     let all = status.threads.len();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_run_the_code_of_the_last_transition_whatever_their_words_hold() {
+    fn outside_of_a_transition_all_threads_run_the_same_code() {
         let mut status = status(&[Some(3), Some(2), None]);
         assert_eq!(threads_text(&status).as_deref(), Some("all 3 threads run the shipped code"));
         status.patches.push(PatchStatus {
