@@ -320,8 +320,13 @@ fn print_message(kind: &str, text: impl fmt::Display) {
 /// Failure as text for people.
 fn failure_text(failure: &Failure, causes: &[String]) -> String {
     let mut text = format!("error: {}\n", indented(&failure.error.to_string()));
+    let mut effect = failure.error.to_string();
     for cause in causes {
-        text += &format!("  caused by: {}\n", indented(cause));
+        // The text of an error may end with that of its cause, with or without the number of the system's error.
+        if !effect.contains(cause.split(" (os error").next().unwrap_or(cause)) {
+            text += &format!("  caused by: {}\n", indented(cause));
+        }
+        effect.clone_from(cause);
     }
     text += &format!("state: {}\n", indented(&failure.state));
     if let Some(hint) = &failure.hint {
@@ -367,6 +372,16 @@ mod tests {
         );
         assert_eq!(text, wanted);
         assert_eq!(text.lines().filter(|line| line.starts_with("state:")).count(), 1);
+    }
+
+    #[test]
+    fn a_cause_that_the_error_states_is_not_repeated() {
+        let failure = Failure::refused(anyhow::anyhow!("reading /x: No such file or directory (os error 2)"));
+        let cause = |text: &str| failure_text(&failure, &[text.to_owned()]);
+        for text in ["No such file or directory (os error 2)", "No such file or directory"] {
+            assert_eq!(cause(text).matches("No such file").count(), 1);
+        }
+        assert!(cause("Permission denied (os error 13)").contains("  caused by: Permission denied (os error 13)\n"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::run::MoveArgs;
 use super::servers::{REACHABILITY_HINT, Servers, block_on, failure, run_guarded, run_watched};
-use crate::output::{Failure, Output};
+use crate::output::{Exit, Failure, Output};
 use serde::Serialize;
 use stillpoint_migrate_engine as engine;
 
@@ -117,11 +117,19 @@ pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
     if args.dry_run {
         return show_dry_run(&options, output, "would drop slots, publications, schema and the target's database");
     }
-    let state = block_on(engine::abort(&options))?.map_err(failure)?;
+    let state = block_on(engine::abort(&options))?.map_err(not_aborted)?;
     let database = options.source.database_name();
     output.result("aborted", &Line { database, paused_us: None });
     output.line(format_args!("{database}: {state}"));
     Ok(())
+}
+
+/// Converts a failure of `abort`: once clients are on the target, it tries nothing.
+fn not_aborted(failed: engine::Failure) -> Failure {
+    match failed.state {
+        engine::State::OnTarget | engine::State::OnTargetForGood => Failure { exit: Exit::Refused, ..failure(failed) },
+        _ => failure(failed),
+    }
 }
 
 fn show_dry_run(options: &engine::Options, output: &Output, what: &str) -> Result<(), Failure> {
@@ -141,4 +149,21 @@ fn show_dry_run(options: &engine::Options, output: &Output, what: &str) -> Resul
         },
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_abort_that_comes_too_late_is_refused() {
+        for (state, exit) in [
+            (engine::State::OnTarget, Exit::Refused),
+            (engine::State::OnTargetForGood, Exit::Refused),
+            (engine::State::OnSourceWithRemains("a slot".into()), Exit::FellBack),
+        ] {
+            let failed = engine::Failure { error: engine::Error::WrongPhase(String::new()), state };
+            assert_eq!(not_aborted(failed).exit, exit);
+        }
+    }
 }

@@ -2,26 +2,29 @@
 
 use crate::output::{Failure, Output};
 use serde::Serialize;
-use std::path::PathBuf;
-use stillpoint_migrate_control::Config;
+use std::path::{Path, PathBuf};
+use stillpoint_migrate_control::{Config, ConfigError};
 use stillpoint_migrate_proxy::StartError;
 
 /// Example of a configuration; shown by `--help`.
 const EXAMPLE: &str = r#"The configuration file (TOML):
 
-  listen  = ["0.0.0.0:6432", "/run/stillpoint/.s.PGSQL.6432"]   # where clients connect
-  control = "/run/stillpoint/proxy.sock"                        # for `stillpoint migrate ...`; mode 0600
-  routes  = "/var/lib/stillpoint/routes.json"                   # servers that tenants have moved to; overrides `server` below
-  metrics = "127.0.0.1:9187"                                    # Prometheus, at /metrics
-  workers = 2                                                   # pairs of threads; default: one for every two processors
-  socket_mode = "0666"                                          # of the sockets in `listen`; default 0600
+  # addresses and sockets where clients connect
+  listen  = ["0.0.0.0:6432", "/run/stillpoint/.s.PGSQL.6432"]
+  socket_mode = "0666"     # of the sockets in `listen`; default 0600
+  # socket for `stillpoint migrate ...`, with mode 0600
+  control = "/run/stillpoint/proxy.sock"
+  # servers that tenants have moved to; overrides `server` below
+  routes  = "/var/lib/stillpoint/routes.json"
+  metrics = "127.0.0.1:9187"   # Prometheus, at /metrics
+  workers = 2              # pairs of threads; default: one for 2 processors
 
   [limits]                 # defaults
   connections = 1000       # sessions at a time
   memory_mib  = 256        # must be enough for them: 64 KiB each
-  unnamed     = 512        # connections at a time that have not named their user, or wait for a login
-  logins_per_tenant  = 64  # unauthenticated clients at a time of one tenant; at most half of its connections
-  logins_per_address = 16  # of these from one address; at most a quarter of its connections
+  unnamed     = 512        # connections that have not logged in
+  logins_per_tenant  = 64  # logins at a time; at most half of its sessions
+  logins_per_address = 16  # from one address; at most a quarter of them
   startup_ms  = 10000      # from a client's first byte to its session
   connect_ms  = 5000       # until a server accepts a connection
   drain_ms    = 30000      # time to finish transactions after SIGTERM
@@ -36,13 +39,16 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
   tls  = "verify-full"     # disable (default), require, verify-full
   ca   = "/etc/stillpoint/ca.crt"
 
-  [tenants.shop]           # databases by the name that clients use; "*" is every other one
-  server      = "old"
-  database    = "shop_v2"  # its name there, if it differs
+  [tenants.shop]           # databases by the name that clients use
+  server      = "old"      # [tenants."*"] is every other database
+  database    = "shop_v2"  # its name on the server, if it differs
   connections = 200
-  verifiers   = "/etc/stillpoint/shop.verifiers"   # lines `USER SCRAM-SHA-256$...`: the proxy checks passwords itself
+  # lines `USER SCRAM-SHA-256$...`: the proxy checks passwords itself
+  verifiers   = "/etc/stillpoint/shop.verifiers"
 
-  [[allow]]                # the first rule that matches decides; without rules only this machine may connect
+  # The first rule that matches decides. Without rules only this machine
+  # may connect.
+  [[allow]]
   action = "reject"        # or "allow", the default
   users  = ["postgres"]
   from   = ["0.0.0.0/0", "::/0"]
@@ -51,11 +57,14 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
   from = ["10.1.0.0/16", "local"]
   tls  = "required"
 
-With --standby, a second proxy with the same configuration waits on the same machine, and takes over when the first one ends.
+With --standby, a second proxy with the same configuration waits on the same
+machine, and takes over when the first one ends.
 
-Signals: SIGHUP reloads the file, SIGTERM lets transactions finish, SIGINT does not.
-STILLPOINT_LOG=info (debug, ...) sets the level of the log on stderr, which never contains passwords or keys.
-Servers see the proxy's address: add a line for it to pg_hba.conf with scram-sha-256, md5 or trust (not peer, ldap or gss)."#;
+Signals: SIGHUP reloads the file, SIGTERM lets transactions finish, SIGINT does
+not. STILLPOINT_LOG=info (debug, ...) sets the level of the log on stderr, which
+never contains passwords or keys.
+Servers see the proxy's address: add a line for it to pg_hba.conf with
+scram-sha-256, md5 or trust (not peer, ldap or gss)."#;
 
 /// Arguments of `stillpoint migrate proxy`.
 #[derive(clap::Args)]
@@ -126,8 +135,20 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
 }
 
 fn refused(error: StartError, args: &Args) -> Failure {
+    let file = args.config.display();
     let hint = match &error {
-        StartError::Config(_) => format!("stillpoint migrate proxy --config {} --check-config", args.config.display()),
+        StartError::Config(ConfigError::Read { .. }) => {
+            "--config FILE with a configuration that this user can read; --help shows an example".into()
+        }
+        StartError::Config(ConfigError::Syntax(_)) => {
+            format!(
+                "correct the line of {file} that is shown above; `stillpoint migrate proxy --help` has every setting"
+            )
+        }
+        StartError::Config(ConfigError::Invalid(_)) => format!("correct the setting named above in {file}"),
+        StartError::Config(ConfigError::Tls { .. }) => {
+            format!("name PEM files that this user can read in {file}: see `[tls]` in --help, and `ca` of a server")
+        }
         StartError::Taken(_) | StartError::Served { .. } => {
             "stop the other proxy with SIGTERM, or give this one its own `control` and `routes`; --standby waits \
              until the other ends"
@@ -138,7 +159,37 @@ fn refused(error: StartError, args: &Args) -> Failure {
              if the file was changed)"
                 .into()
         }
+        StartError::Listen { at, source } if source.kind() == std::io::ErrorKind::NotFound => {
+            format!("mkdir -p {}", Path::new(at).parent().unwrap_or(Path::new("/")).display())
+        }
+        StartError::Listen { .. } => format!("another address in {file}; `ss -lnp` shows what listens at this one"),
+        StartError::Routes { .. } => {
+            format!("name a file in `routes` of {file} in a directory that exists and that only this user can write to")
+        }
         _ => "stillpoint migrate proxy --help".into(),
     };
     Failure::refused(error).hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_of_the_help_can_be_copied() {
+        let long = EXAMPLE.lines().find(|line| line.len() > 80);
+        assert_eq!(long, None, "a terminal of 80 columns would wrap it");
+        let (_, copied) = EXAMPLE.split_once("\n\n").unwrap();
+        let (copied, _) = copied.split_once("\n\nWith --standby").unwrap();
+        let config = Config::parse(copied).unwrap();
+        assert_eq!(config.server_of("shop").unwrap().host, "10.0.0.7");
+    }
+
+    #[test]
+    fn a_fault_of_the_file_is_to_be_corrected_there() {
+        let args = Args { config: "/etc/p.toml".into(), standby: false, check_config: true };
+        let error = Config::parse("listen = 1").unwrap_err();
+        let hint = refused(error.into(), &args).hint.unwrap();
+        assert!(hint.contains("correct the line of /etc/p.toml") && !hint.contains("--check-config"), "{hint}");
+    }
 }

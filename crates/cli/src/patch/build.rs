@@ -1,7 +1,7 @@
 //! `stillpoint patch build`: builds a live patch from source diffs.
 
 use super::building::{Integration, Workplace, hint, with_builder};
-use super::processes::ViewArg;
+use super::processes::{ViewArg, unusable_file};
 use crate::output::{Failure, Output, Success};
 use anyhow::Context;
 use serde::Serialize;
@@ -194,8 +194,11 @@ pub(super) fn parse_package(text: &str) -> (String, Option<String>) {
 
 /// Runs `stillpoint patch build`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
-    let statement = statement(&args).map_err(Failure::refused)?;
-    let key = args.sign.as_deref().map(read_secret_key).transpose().map_err(Failure::refused)?;
+    let statement = statement(&args).map_err(unusable_file)?;
+    let key = args.sign.as_deref().map(read_secret_key).transpose();
+    let key = key.map_err(|error| {
+        Failure::refused(error).hint("stillpoint patch key generate, and --sign with its stillpoint-ID.key")
+    })?;
     let shipped = parse_shipped(&args.shipped);
     let named = !args.quilt.is_empty() || !args.diff.is_empty();
     if args.debian.is_some() && !named && !matches!(shipped, ShippedAs::Version(_)) {

@@ -88,14 +88,81 @@ struct EventLine<'a> {
 /// can make about files that cannot be attributed.
 pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
     match error {
-        Error::Withheld { package, version, served: Some(served), .. } => Some(match shipped {
+        Error::Withheld { package, version, served: Some(served), .. }
+        | Error::NoSuchVersion { package, version, proposed: Some(served), .. } => Some(match shipped {
             Some(shipped) if shipped == version => format!("--shipped {served}"),
             _ => format!("--debian {package}={served}"),
         }),
+        Error::NoSuchVersion { source_package: Some(source), version, .. } => Some(match version.as_str() {
+            "(any)" => format!("--debian {source}"),
+            version => format!("--debian {source}={version}"),
+        }),
+        Error::NoSuchVersion { .. } => Some(
+            "`dpkg -S PROGRAM` names the package of a program, and `apt-cache show` its source package; another --release"
+                .to_owned(),
+        ),
+        Error::Quilt { package, .. } => {
+            let package = package.replacen(' ', "=", 1);
+            Some(format!("stillpoint patch target --debian {package}, which lists the series"))
+        }
+        Error::AlreadyShipped { .. } => {
+            Some("--shipped with the version that runs; after an upgrade /var/log/dpkg.log has it".to_owned())
+        }
+        Error::Refused(refusals) if refusals.iter().any(|refusal| refusal.code() == "unplaced-function") => {
+            Some("--shipped (or --source) with exactly the version that the target was built from".to_owned())
+        }
+        Error::Refused(_) | Error::ChangesBuild { .. } => Some(
+            "leave out the diffs that need this, or upgrade the package; stillpoint-patch-hooks(7) can replace a change of data"
+                .to_owned(),
+        ),
+        Error::NotInTarget { .. } => Some("--unit-filter with the directories of the target's units".to_owned()),
+        Error::DoesNotApply { .. } => {
+            Some("--on-top-of with the diffs that this one is based on, or the version that it was made for".to_owned())
+        }
+        Error::Target(_) => Some("--target with the file that runs, for example /proc/PID/exe".to_owned()),
+        Error::Spawn { hint, .. } => Some(hint.clone()),
+        Error::Environment(_) => Some("the same command as root".to_owned()),
+        Error::NoSources(_) => {
+            Some("add the archive of that release, component main, to /etc/apt/sources.list.d".to_owned())
+        }
+        Error::Host(error) if error.is_not_found() => Some("the path of a file that exists".to_owned()),
         Error::Unaccounted { target, files, .. } => {
             let file = files.iter().find(|file| file.verdict == Verdict::Unaccounted)?;
             Some(format!("--leave-out {}, if it has no effect on {target}", file.path))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn no_version(version: &str, proposed: Option<&str>, source_package: Option<&str>) -> Error {
+        let [proposed, source_package] = [proposed, source_package].map(|text| text.map(str::to_owned));
+        let available = proposed.clone().unwrap_or("none".into());
+        Error::NoSuchVersion {
+            package: "redis-server".into(),
+            version: version.into(),
+            available,
+            proposed,
+            source_package,
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_not_known_gets_the_one_that_was_meant() {
+        let error = no_version("(any)", None, Some("redis"));
+        assert!(error.to_string().ends_with("it is a binary package of redis"), "{error}");
+        assert_eq!(hint(&error, None).as_deref(), Some("--debian redis"));
+        assert_eq!(hint(&no_version("1-1", None, Some("redis")), None).as_deref(), Some("--debian redis=1-1"));
+        let listed = no_version("1-0", Some("1-2"), None);
+        assert_eq!(hint(&listed, Some("1-0")).as_deref(), Some("--shipped 1-2"));
+        assert_eq!(hint(&listed, None).as_deref(), Some("--debian redis-server=1-2"));
+        let quilt =
+            Error::Quilt { name: "x".into(), package: "redis 1-2".into(), found: "".into(), entries: "".into() };
+        assert!(hint(&quilt, None).is_some_and(|hint| hint.starts_with("stillpoint patch target --debian redis=1-2")));
+        let shipped = Error::AlreadyShipped { package: "redis 1-2".into(), diff: "a".into() };
+        assert!(hint(&shipped, None).is_some_and(|hint| hint.contains("--shipped") && hint.contains("dpkg.log")));
     }
 }

@@ -1,7 +1,7 @@
 //! `stillpoint patch enable`: patches that are active again after each start of a service.
 
 use super::enabled::{Line, RootOption};
-use super::processes::{PolicyName, Trust};
+use super::processes::{PolicyName, Trust, unusable_file};
 use crate::output::{Failure, Output};
 use std::path::{Path, PathBuf};
 use stillpoint_host::systemd::ServiceName;
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let mut new = Vec::new();
     for path in &args.files {
         // read once: when it is stored, the path may lead to another file than the one whose signature was checked
-        let file = PatchFile::read(path).map_err(Failure::refused)?;
+        let file = PatchFile::read(path).map_err(unusable_file)?;
         match addition.add(&file).map_err(|error| refusal(error, args, &unit, path))? {
             Candidate::Enabled(name) => output.line(format_args!("{unit}: {name} is already enabled")),
             Candidate::New(name) => new.push((name, file.bytes)),
@@ -116,7 +116,7 @@ fn refusal(error: Error, args: &Args, unit: &ServiceName, file: &Path) -> Failur
                 }
             })
         }
-        _ => None,
+        _ => return unusable_file(error),
     };
     Failure { hint, ..Failure::refused(error) }
 }

@@ -4,7 +4,7 @@
 //! `stillpoint_patch_tracee::launch`). All messages go to standard error: standard output belongs to the program.
 
 use super::enabled::RootOption;
-use super::processes::{Trust, duration};
+use super::processes::{Trust, duration, unusable_file};
 use crate::output::{Failure, Output};
 use std::ffi::OsString;
 use std::io::Write;
@@ -110,7 +110,7 @@ fn check_unit(args: &Args) -> Result<(), Failure> {
 fn read(args: &Args) -> Result<Patches, Failure> {
     let mut patches = Patches::new();
     let drop = |error: Error| match args.strict {
-        true => Err(Failure::refused(error)),
+        true => Err(unusable_file(error)),
         false => {
             report(format_args!("warning: dropped: {:#}", anyhow::Error::from(error)));
             Ok(())

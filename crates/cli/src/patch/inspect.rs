@@ -1,5 +1,6 @@
 //! `stillpoint patch inspect`: shows the contents of a patch file, with the reasons for them.
 
+use super::processes::unusable_file;
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
@@ -29,7 +30,7 @@ struct InspectLine<'a> {
 
 /// Runs `stillpoint patch inspect`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    let signed = read(&args.file).map_err(Failure::refused)?;
+    let signed = read(&args.file).map_err(unusable_file)?;
     output.lines(text(&signed).trim_end());
     let (digest, signed_by) = (hex::encode(signed.digest), signed.key_id().map(|id| id.to_string()));
     output.result("patch", &InspectLine { digest, signed_by, patch: &signed.patch });

@@ -2,9 +2,13 @@
 
 use super::status::brief;
 use crate::output::{Failure, Output};
+use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
+use stillpoint_host::kernel_files;
 use stillpoint_patch_engine::Status;
 use stillpoint_patch_engine::fleet::{PatchedProcesses, patched_processes};
+use stillpoint_patch_tracee::Pid;
 
 /// Arguments of `stillpoint patch list`.
 #[derive(clap::Args)]
@@ -23,17 +27,37 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         output.warn(format_args!("process {pid} was skipped: {:#}", anyhow::Error::from(error)));
     }
     if args.prometheus {
-        output.lines(exposition(&found, uninspected, left_out).trim_end());
+        output.lines(exposition(&found, uninspected.len(), left_out).trim_end());
         return Ok(());
     }
     for status in &found {
         output.result("status", status);
         output.line(brief(status));
     }
-    if uninspected > 0 {
-        output.warn(format_args!("{uninspected} processes could not be inspected: run as root to list all"));
-    }
+    let is_root = kernel_files::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
+    uninspected_text(&uninspected, is_root).into_iter().for_each(|text| output.warn(text));
     Ok(())
+}
+
+/// Limit of processes that are named with one reason.
+const NAMED_MAX: usize = 20;
+
+/// Describes the processes that could not be inspected: for root, which has every ordinary permission, by number and reason.
+fn uninspected_text(uninspected: &[(Pid, String)], is_root: bool) -> Vec<String> {
+    if !is_root && !uninspected.is_empty() {
+        return vec![format!("{} processes could not be inspected: run as root to list all", uninspected.len())];
+    }
+    let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (pid, reason) in uninspected {
+        by_reason.entry(reason).or_default().push(pid.to_string());
+    }
+    let text = |(reason, pids): (&str, Vec<String>)| {
+        let more = pids.len().saturating_sub(NAMED_MAX);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        let named = pids[..pids.len().min(NAMED_MAX)].join(", ");
+        format!("could not inspect process {named}{more}: {reason}")
+    };
+    by_reason.into_iter().map(text).collect()
 }
 
 /// Labels and value of one process or patch.
@@ -88,10 +112,10 @@ fn escape(value: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn status(name: &str) -> Status {
+    pub(crate) fn status(name: &str) -> Status {
         Status {
             pid: 7,
             name: name.into(),
@@ -100,11 +124,28 @@ mod tests {
             patches: Vec::new(),
             entries: Vec::new(),
             threads: Vec::new(),
+            traced: false,
             points: None,
             generations: vec![],
             bytes_kept: 4096,
             ledger_bytes: 100,
         }
+    }
+
+    #[test]
+    fn root_is_not_told_to_be_root() {
+        let (lacking, left) = ("CAP_SYS_PTRACE is missing", "kernel.yama.ptrace_scope is 3");
+        let found: Vec<_> = [(3, left), (7, lacking), (9, lacking)].map(|(pid, why)| (Pid(pid), why.into())).into();
+        let text = uninspected_text(&found, true);
+        let wanted = [
+            "could not inspect process 7, 9: CAP_SYS_PTRACE is missing",
+            "could not inspect process 3: kernel.yama.ptrace_scope is 3",
+        ];
+        assert_eq!(text, wanted);
+        let many: Vec<_> = (1..=22).map(|pid| (Pid(pid), lacking.into())).collect();
+        assert!(uninspected_text(&many, true)[0].contains("19, 20 and 2 more: "));
+        assert_eq!(uninspected_text(&found, false), ["3 processes could not be inspected: run as root to list all"]);
+        assert_eq!(uninspected_text(&[], false), [""; 0]);
     }
 
     #[test]

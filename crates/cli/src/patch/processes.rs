@@ -86,7 +86,17 @@ impl Processes {
         let new: Vec<Pid> = self.now()?.into_iter().filter(|pid| seen.insert(*pid)).collect();
         if seen.is_empty() {
             let error = anyhow::anyhow!("no process of {} runs", self.describe());
-            return Err(Failure::refused(error).hint("stillpoint patch list"));
+            let hint = match (&self.exe, &self.unit) {
+                (Some(path), _) => {
+                    let name = path.file_name().unwrap_or_default().to_string_lossy();
+                    format!(
+                        "`pgrep -a {name}` lists processes, and `ls -l /proc/PID/exe` shows the path that --exe needs"
+                    )
+                }
+                (None, Some(unit)) => format!("systemctl start {unit}"),
+                _ => "stillpoint patch list".to_owned(),
+            };
+            return Err(Failure::refused(error).hint(hint));
         }
         Ok((!new.is_empty()).then_some(new))
     }
@@ -221,10 +231,38 @@ pub(crate) struct Files {
 impl Files {
     /// Reads all files; returns with each the key that signed it, verified.
     pub(crate) fn read(&self) -> Result<Vec<(Signed, Option<String>)>, Failure> {
-        let keys = self.trust.policy().keys().map_err(Failure::refused)?;
+        let keys = self.trust.policy().keys().map_err(|error| {
+            let keys = self.trust.keys.display();
+            Failure::refused(error).hint(format!(
+                "stillpoint patch key generate --output DIR, and its stillpoint-ID.pub in {keys}, which only root may change"
+            ))
+        })?;
         let one = |path: &PathBuf| keys.check(&PatchFile::read(path)?);
-        self.files.iter().map(|path| one(path).map_err(Failure::refused)).collect()
+        self.files.iter().map(|path| one(path).map_err(unusable_file)).collect()
     }
+}
+
+/// Converts the reason why a patch file is not used.
+pub(super) fn unusable_file(error: impl Into<anyhow::Error>) -> Failure {
+    use stillpoint_patch_format::Error as Format;
+    let error = error.into();
+    let host = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref() {
+        Some(stillpoint_patch_catalog::Error::Host(error)) => Some(error.is_not_found()),
+        _ => cause.downcast_ref().map(stillpoint_host::Error::is_not_found),
+    };
+    let hint = error.chain().find_map(|cause| match (cause.downcast_ref(), host(cause)) {
+        (Some(Format::Magic), _) => Some("a file that `stillpoint patch build` wrote: it makes patches from diffs"),
+        (Some(Format::Version(_)), _) => Some("stillpoint patch build, by the version of stillpoint that is used here"),
+        (Some(Format::Unsigned), _) => Some("stillpoint patch build --sign KEYFILE; or --policy any"),
+        (Some(Format::UnknownKey(_)), _) => {
+            Some("put the key's stillpoint-ID.pub into the directory of --keys, if its owner is to be trusted")
+        }
+        (Some(_), _) => Some("copy the file again, or build it again: it is not as `stillpoint patch build` wrote it"),
+        (None, Some(true)) => Some("the path of a patch file"),
+        (None, Some(false)) => Some("the path of a patch file that is a regular file and that this user can read"),
+        (None, None) => None,
+    });
+    Failure { hint: hint.map(str::to_owned), ..Failure::refused(error) }
 }
 
 /// Passes the engine's events to the output.
@@ -235,6 +273,7 @@ pub(crate) fn observer(output: &Output) -> impl FnMut(Event) + Send {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn modes_are_read_as_they_are_written() {
@@ -244,6 +283,18 @@ mod tests {
         for text in ["", "group:", "group", "group:a name of sixteen", "all"] {
             assert!(quiescence(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn files_that_are_no_patches_get_a_next_step() {
+        let hint = |bytes: &[u8]| {
+            let file = PatchFile { path: "x.patch".into(), bytes: bytes.to_vec() };
+            unusable_file(Policy::Any.check(&file).unwrap_err()).hint.unwrap_or_default()
+        };
+        assert!(hint(&[b'-'; 400]).contains("patch build"), "{}", hint(&[b'-'; 400]));
+        assert!(hint(b"").contains("again"), "{}", hint(b""));
+        let absent = unusable_file(PatchFile::read(Path::new("/nonexistent/x.patch")).unwrap_err());
+        assert_eq!(absent.hint.as_deref(), Some("the path of a patch file"));
     }
 
     #[test]

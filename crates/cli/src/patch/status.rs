@@ -60,18 +60,15 @@ fn print(status: &Status, output: &Output) {
     }
     let verified = status.entries.iter().filter(|e| e.verified).count();
     if !status.entries.is_empty() {
-        output.line(format_args!("  entries: {verified} of {} verified against memory", status.entries.len()));
+        let reverted = status.entries.iter().all(|e| e.patch.is_none()) && status.unfinished.is_none();
+        let what = if reverted { "hold the shipped code" } else { "verified against memory" };
+        output.line(format_args!("  entries: {verified} of {} {what}", status.entries.len()));
     }
     for entry in status.entries.iter().filter(|e| !e.verified) {
         output.line(format_args!("    {} at {} has unexpected contents", entry.function, entry.address));
     }
-    let not_migrated = status.threads.iter().filter(|t| t.transition.is_none_or(|n| n < status.generation)).count();
-    if !status.threads.is_empty() && status.ledger_bytes > 0 {
-        output.line(format_args!(
-            "  threads: {}, of them {} migrated in an older transition or started later",
-            status.threads.len(),
-            not_migrated
-        ));
+    if let Some(text) = threads_text(status) {
+        output.line(format_args!("  {text}"));
     }
     for generation in &status.generations {
         let (number, state, threads, pages) =
@@ -80,6 +77,41 @@ fn print(status: &Status, output: &Output) {
     }
     print_points(status, output);
     output.line(format_args!("  memory: {} bytes of patches, {} of ledger", status.bytes_kept, status.ledger_bytes));
+}
+
+/// Describes which code the threads run. Outside of a transition every entry leads all threads to the same code, and words do not count:
+/// a thread that started after the transition has none.
+fn threads_text(status: &Status) -> Option<String> {
+    let all = status.threads.len();
+    if all == 0 || status.ledger_bytes == 0 {
+        return None;
+    }
+    let code = match (&status.unfinished, status.patches.is_empty()) {
+        (Some(open), _) => format!("the code of transition {}", open.transition),
+        (None, true) => "the shipped code".to_owned(),
+        (None, false) => "the new code".to_owned(),
+    };
+    let (there, unread) = match &status.unfinished {
+        None => (all, 0),
+        Some(open) if open.phase == "resting" => (all.saturating_sub(open.staying.len()), 0),
+        // Threads then have their code by the pages that they see; the lines of the address-space generations count them.
+        Some(_) if !status.generations.is_empty() => return None,
+        Some(open) => {
+            let unread =
+                if status.traced { status.threads.iter().filter(|t| t.transition.is_none()).count() } else { 0 };
+            (status.threads.iter().filter(|t| t.transition == Some(open.transition)).count(), unread)
+        }
+    };
+    let unread = if unread == 0 {
+        String::new()
+    } else {
+        format!("; {unread} were not examined, because another tool traces them")
+    };
+    Some(match (there, all) {
+        (1, 1) => format!("its only thread runs {code}"),
+        (there, all) if there == all => format!("all {all} threads run {code}"),
+        (there, all) => format!("{there} of {all} threads run {code}{unread}"),
+    })
 }
 
 /// Prints the state of threads that a program with libstillpoint reports.
@@ -119,4 +151,59 @@ pub(crate) fn brief(status: &Status) -> String {
     let open = if status.unfinished.is_some() { ", a transition is unfinished" } else { "" };
     let names = if names.is_empty() { "none active".to_owned() } else { names.join(", ") };
     format!("{} {} generation {}: {names}{open}", status.pid, status.name, status.generation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stillpoint_patch_engine::{PatchStatus, ThreadStatus, UnfinishedTransition};
+
+    /// A process after transition 3, whose threads have these words.
+    fn status(words: &[Option<u32>]) -> Status {
+        let thread =
+            |(at, word): (usize, &Option<u32>)| ThreadStatus { tid: at as i32, transition: *word, registered: None };
+        Status { threads: words.iter().enumerate().map(thread).collect(), ..super::super::list::tests::status("a") }
+    }
+
+    fn transition(phase: &str, staying: Vec<i32>) -> Option<UnfinishedTransition> {
+        let (operation, phase) = ("apply".to_owned(), phase.to_owned());
+        Some(UnfinishedTransition { transition: 4, operation, phase, staying, may_stay: Vec::new() })
+    }
+
+    #[test]
+    fn outside_of_a_transition_all_threads_run_the_same_code() {
+        let mut status = status(&[Some(3), Some(2), None]);
+        assert_eq!(threads_text(&status).as_deref(), Some("all 3 threads run the shipped code"));
+        status.patches.push(PatchStatus {
+            name: "fix".into(),
+            digest: String::new(),
+            description: String::new(),
+            cves: Vec::new(),
+            module: String::new(),
+            build_id: String::new(),
+            functions: Vec::new(),
+            bytes: 0,
+            scope: stillpoint_patch_format::Scope::ThreadLocal,
+            signer: None,
+            placed_at_s: 0,
+        });
+        assert_eq!(threads_text(&status).as_deref(), Some("all 3 threads run the new code"));
+        status.threads.truncate(1);
+        assert_eq!(threads_text(&status).as_deref(), Some("its only thread runs the new code"));
+        status.threads.clear();
+        assert_eq!(threads_text(&status), None);
+    }
+
+    #[test]
+    fn during_a_transition_the_threads_that_have_migrated_are_counted() {
+        let mut status = status(&[Some(4), Some(3), None]);
+        status.unfinished = transition("migrating", Vec::new());
+        assert_eq!(threads_text(&status).as_deref(), Some("1 of 3 threads run the code of transition 4"));
+        status.traced = true;
+        let traced =
+            "1 of 3 threads run the code of transition 4; 1 were not examined, because another tool traces them";
+        assert_eq!(threads_text(&status).as_deref(), Some(traced));
+        status.unfinished = transition("resting", vec![2]);
+        assert_eq!(threads_text(&status).as_deref(), Some("2 of 3 threads run the code of transition 4"));
+    }
 }

@@ -206,7 +206,10 @@ async fn find_direct_sessions(
             return Ok(());
         }
         Err(error @ (Error::Proxy(_) | Error::ProxyGone(_))) => {
-            let why = format!("{error}; `run` requires the proxy, and sessions that bypass it cannot be listed");
+            let why = format!(
+                "{error}; `run` requires the proxy, and sessions that bypass it cannot be listed; try: --proxy SOCKET, \
+                 the `control` of the proxy's configuration"
+            );
             findings.push(note("proxy", options.tenant.clone(), why));
             return Ok(());
         }
@@ -369,7 +372,7 @@ async fn check_target(
             "SELECT current_setting('wal_level'), current_setting('server_version_num')::int / 10000, \
              (SELECT rolsuper FROM pg_roles WHERE rolname = current_user), pg_is_in_recovery(), \
              EXISTS (SELECT FROM pg_database WHERE datname = {}), \
-             current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots)",
+             current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots)",
             literal(&target.database)
         ))
         .await?;
@@ -393,12 +396,19 @@ async fn check_target(
     if major < from.parse().unwrap_or(u32::MAX) {
         refuse(findings, "server", "target", format!("PostgreSQL {major} is older than the source's {from}"));
     }
-    if text(&row, 0) != "logical" || number::<i64>(&row, 5) < 1 {
-        let note = "the target has no logical log (wal_level) or no free replication slot, so `fallback` would not \
-                    be possible; --no-fallback accepts that";
-        if !accepted.no_fallback {
-            refuse(findings, "setting", "target's wal_level", note);
-        }
+    let (wal_level, used) = (text(&row, 0), number::<i64>(&row, 6));
+    let unsuitable = [
+        (wal_level != "logical", "wal_level", format!("it is {wal_level}"), "logical".to_owned()),
+        (number::<i64>(&row, 5) <= used, "max_replication_slots", "no slot is free".into(), (used + 1).to_string()),
+    ];
+    for (_, setting, why, needed) in
+        unsuitable.into_iter().filter(|(unsuitable, ..)| *unsuitable && !accepted.no_fallback)
+    {
+        let note = format!(
+            "{why}, so `fallback` would not be possible; try: ALTER SYSTEM SET {setting} = {needed}, and restart the \
+             target; or --no-fallback"
+        );
+        refuse(findings, "setting", format!("target's {setting}"), note);
     }
     Ok(cluster)
 }

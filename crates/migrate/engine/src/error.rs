@@ -190,6 +190,9 @@ pub enum Error {
         /// Cause of the loss, and the reason why the lock is not taken again.
         why: String,
     },
+    /// No migration of a database has a journal.
+    #[error("no migration of {0} is under way")]
+    NoMigration(String),
     /// A migration is in a phase that the command cannot work with.
     #[error("{0}")]
     WrongPhase(String),
@@ -234,6 +237,7 @@ impl Error {
             | Error::Host(stillpoint_host::Error::Untrusted { .. })
             | Error::AtWork { .. }
             | Error::Owned { .. }
+            | Error::NoMigration(_)
             | Error::WrongPhase(_)
             | Error::Proxy(_)
             | Error::ProxyGone(_) => true,

@@ -463,8 +463,7 @@ impl Journal {
     /// Opens and locks an existing journal.
     pub(crate) fn open(state: &Path, database: &str) -> Result<Journal, Error> {
         let (path, lock) = lock(state, database)?;
-        let record =
-            peek(state, database)?.ok_or_else(|| Error::WrongPhase(format!("there is no migration of {database}")))?;
+        let record = peek(state, database)?.ok_or_else(|| Error::NoMigration(database.into()))?;
         Ok(Journal { path, record, _lock: lock })
     }
 

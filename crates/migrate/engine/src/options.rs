@@ -223,7 +223,8 @@ impl Failure {
                 "remove the cause named above, or set wal_level=logical on the source, and run the command again"
             }
             (Error::Proxy(_) | Error::ProxyGone(_), _) => {
-                "check that the proxy runs and that its configuration has the tenant"
+                "check that the proxy runs, that --proxy names its control socket, and that its configuration has the \
+                 tenant"
             }
             (Error::ForeignJournal { .. }, _) => {
                 "end the migration of that database, or give another directory with --state"
@@ -242,10 +243,25 @@ impl Failure {
             (Error::LockLost { .. }, _) => {
                 "run `stillpoint migrate status`, which names a running command; then run this command again"
             }
+            (Error::NoMigration(_), _) => {
+                "`stillpoint migrate run` starts one; --state names the directory of its journal, if that is another one"
+            }
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
             (_, State::OnTargetForGood) => "run `stillpoint migrate status`, then `finish`",
             (_, State::OnTarget) => "run `stillpoint migrate status`, then `fallback` or `finish`",
             _ => "correct the cause named above, and run the command again",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_migration_the_command_that_starts_one_is_named() {
+        let failure = Failure::untouched(Error::NoMigration("shop".into()));
+        assert_eq!(failure.to_string(), "no migration of shop is under way");
+        assert!(failure.error.is_refusal() && failure.hint().contains("stillpoint migrate run"), "{}", failure.hint());
     }
 }

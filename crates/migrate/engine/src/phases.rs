@@ -36,22 +36,22 @@ use crate::replication_objects::PUBLICATIONS;
 use crate::snapshot::{SnapshotState, snapshot};
 use crate::switch::{self, Direction, Prepared};
 use crate::{Error, removal, settle};
-use std::ops::Range;
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_operation::{Faults, Operation, Phase, Step, Undo, advance};
 
-/// Places in the list: the first phase of a target that holds the snapshot already, of the target that clients go to, and of the
-/// time after the switch.
-const CATCH_UP: usize = 2;
-const PREPARE: usize = 5;
-const SETTLE: usize = 7;
+/// Names of phases at which a part of the list begins: all of it, for a target that holds the snapshot already, for the target
+/// that clients go to, and after the switch.
+const SNAPSHOT: &str = "snapshot";
+const CATCH_UP: &str = "catch-up";
+const PREPARE: &str = "prepare";
+const SETTLE: &str = "settle";
 
 /// The order of a migration. A failure at any point before the switch leaves clients on the source and nothing on either server.
 pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
     [
         // Publication and slot exist on the source; the inverse of `catch-up` drops both.
-        Phase { name: "snapshot", forward: Step::Async(|m| Box::pin(m.snapshot())), undo: Undo::Nothing },
+        Phase { name: SNAPSHOT, forward: Step::Async(|m| Box::pin(m.snapshot())), undo: Undo::Nothing },
         // The target has definitions and rows; its database is dropped again.
         Phase {
             name: "copy",
@@ -60,7 +60,7 @@ pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
         },
         // The target follows. The source is cleaned before databases are dropped, so that it keeps no log meanwhile.
         Phase {
-            name: "catch-up",
+            name: CATCH_UP,
             forward: Step::Async(|m| Box::pin(m.catch_up())),
             undo: Undo::Inverse(Step::Async(|m| Box::pin(m.clean_source()))),
         },
@@ -72,7 +72,7 @@ pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
         Phase { name: "compare", forward: Step::Async(|m| Box::pin(m.compare())), undo: Undo::Nothing },
         // The proxy has sessions on the target; they are closed, and clients continue where they are.
         Phase {
-            name: "prepare",
+            name: PREPARE,
             forward: Step::Async(|m| Box::pin(m.prepare())),
             undo: Undo::Inverse(Step::Async(|m| Box::pin(m.abandon()))),
         },
@@ -82,7 +82,7 @@ pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
         // side serves, and nothing is undone before it has been asked.
         Phase { name: "switch-over", forward: Step::Async(|m| Box::pin(m.switch_over())), undo: Undo::PointOfNoReturn },
         // Clients are on the target, and stay there; the next command completes this phase.
-        Phase { name: "settle", forward: Step::Async(|m| Box::pin(m.settle())), undo: Undo::Nothing },
+        Phase { name: SETTLE, forward: Step::Async(|m| Box::pin(m.settle())), undo: Undo::Nothing },
     ]
 }
 
@@ -127,7 +127,7 @@ impl Operation for Migration<'_, '_> {
     }
 
     fn begin(&mut self, phase: &'static str) -> Result<(), Error> {
-        if phase == "prepare" { self.journal.lock().choose_target(self.number) } else { Ok(()) }
+        if phase == PREPARE { self.journal.lock().choose_target(self.number) } else { Ok(()) }
     }
 }
 
@@ -156,8 +156,12 @@ impl<'m, 'j> Migration<'m, 'j> {
         }
     }
 
-    async fn advance(&mut self, phases: Range<usize>) -> Result<(), Error> {
-        advance(self, &self::phases()[phases]).await.map_err(|failed| failed.error)
+    /// Runs the phases from one on; `end` is the first that is left out.
+    async fn advance(&mut self, start: &str, end: Option<&str>) -> Result<(), Error> {
+        let phases = phases();
+        let place = |name: &str| phases.iter().position(|phase| phase.name == name).ok_or_else(out_of_order);
+        let part = place(start)?..end.map_or(Ok(phases.len()), place)?;
+        advance(self, &phases[part]).await.map_err(|failed| failed.error)
     }
 
     /// Runs the phases up to `compare`, without those that the journal records as done: then the target follows, and holds the
@@ -169,14 +173,14 @@ impl<'m, 'j> Migration<'m, 'j> {
     pub(crate) async fn set_up(&mut self) -> Result<(), Error> {
         let record = self.journal.record();
         if !record.is_followed_by(self.number) {
-            return self.advance(0..PREPARE).await;
+            return self.advance(SNAPSHOT, Some(PREPARE)).await;
         }
         let definitions = self.journal.lock().definitions_of(self.number)?;
         let inventory =
             Inventory::read(&mut Link::connect(&self.options.source, Purpose::Statements, &[]).await?).await?;
         let horizon = record.horizon_of(self.number);
         self.created = Some(CreatedTarget { inventory, definitions, captured: None, horizon });
-        self.advance(CATCH_UP..PREPARE).await
+        self.advance(CATCH_UP, Some(PREPARE)).await
     }
 
     /// Moves clients to the target.
@@ -185,7 +189,7 @@ impl<'m, 'j> Migration<'m, 'j> {
     ///
     /// The error of the phase that failed; nothing is undone.
     pub(crate) async fn move_clients(&mut self) -> Result<(), Error> {
-        self.advance(PREPARE..SETTLE).await
+        self.advance(PREPARE, Some(SETTLE)).await
     }
 
     /// Cleans up after the switch. Returns the length of the pause.
@@ -197,7 +201,7 @@ impl<'m, 'j> Migration<'m, 'j> {
         // Its events are those of the migration.
         self.reporter = self.reporter.of_target(0);
         let paused = self.switched.as_ref().map(|(paused, _)| *paused).unwrap_or_default();
-        self.advance(SETTLE..self::phases().len()).await.map(|()| paused)
+        self.advance(SETTLE, None).await.map(|()| paused)
     }
 
     /// Reason why the target does not follow any more; `None` as long as it follows.
@@ -305,4 +309,24 @@ pub(crate) fn state_mut<T>(state: &mut Option<T>) -> Result<&mut T, Error> {
 
 fn out_of_order() -> Error {
     Error::WrongPhase("a phase of the migration runs before the one that it needs".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_move_after_all_that_can_be_taken_back() {
+        let phases = phases();
+        let names: Vec<&str> = phases.iter().map(|phase| phase.name).collect();
+        let place = |name| names.iter().position(|known| *known == name).unwrap();
+        assert!(place(SNAPSHOT) < place("copy") && place("copy") < place(CATCH_UP));
+        // keys that refer to rows are made once all rows are there, and the comparison sees them
+        assert!(place(CATCH_UP) < place("foreign keys") && place("foreign keys") < place("compare"));
+        assert!(place("compare") < place(PREPARE) && place(PREPARE) < place("switch-over"));
+        assert_eq!((names.first(), names.last()), (Some(&SNAPSHOT), Some(&SETTLE)));
+        let is_final = |phase: &&Phase<_>| matches!(phase.undo, Undo::PointOfNoReturn);
+        assert_eq!(phases.iter().filter(is_final).map(|phase| phase.name).collect::<Vec<_>>(), ["switch-over"]);
+        assert_eq!(place(SETTLE), place("switch-over") + 1);
+    }
 }

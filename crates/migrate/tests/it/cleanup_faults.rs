@@ -32,7 +32,7 @@ fn killed_ever_later(testbed: &Testbed, words: &[&str], after_each: impl Fn(&Tes
         tool.signal(Signal::KILL);
         let ended = tool.end();
         // The command before may have ended before it was killed.
-        if ended.code == Some(0) || ended.complaints.contains("there is no migration") {
+        if ended.code == Some(0) || ended.complaints.contains("no migration of shop is under way") {
             return killed;
         }
         assert!(ended.code.is_none(), "{words:?}: {ended:?}");

@@ -1,6 +1,7 @@
 //! Access to the archive through apt, with directories of our own: the system's configuration and lists stay untouched.
 
 use crate::deb822::Stanza;
+use crate::error::NO_VERSION;
 use crate::exclusions::{Exclusions, Parts, Pin};
 use crate::fetch_failure::{FetchFailure, all_absent, failures, is_package};
 use crate::sandbox::{output, run, tail};
@@ -240,6 +241,16 @@ impl Apt {
         Ok(stanzas)
     }
 
+    /// Makes the error for a version of a source package that is not among those listed.
+    pub(crate) fn no_source_version(&self, parts: Parts, package: &str, version: &str, listed: &[String]) -> Error {
+        let exclusions = self.exclusions();
+        let proposed = listed.iter().find(|listed| exclusions.missing(parts, package, listed).is_none()).cloned();
+        // without the binary package of this name the error says less, and is the same
+        let binaries = if listed.is_empty() { self.binaries(&[package.to_owned()]) } else { Ok(Vec::new()) };
+        let source_package = binaries.unwrap_or_default().into_iter().next().map(|binary| binary.source);
+        no_version(package, version, listed, proposed, source_package)
+    }
+
     /// Lists every version of a source package, newest first.
     pub(crate) fn source_versions(&self, package: &str) -> Result<Vec<String>, Error> {
         Ok(self.sources(package)?.into_iter().map(|stanza| stanza.version).collect())
@@ -258,7 +269,7 @@ impl Apt {
     pub(crate) fn download_binary(&self, package: &str, version: &str, into: &Path) -> Result<PathBuf, Error> {
         let available = self.binary_versions(package)?;
         if !available.iter().any(|v| v == version) {
-            return Err(no_version(package, version, &available));
+            return Err(no_version(package, version, &available, None, None));
         }
         let what = format!("{package}={version}");
         let mut command = self.command("apt-get");
@@ -299,11 +310,19 @@ pub(crate) fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], b"\n", &output.stderr[..]].concat()).into_owned()
 }
 
-pub(crate) fn no_version(package: &str, version: &str, available: &[String]) -> Error {
+fn no_version(
+    package: &str,
+    version: &str,
+    available: &[String],
+    proposed: Option<String>,
+    source_package: Option<String>,
+) -> Error {
     Error::NoSuchVersion {
         package: package.to_owned(),
         version: version.to_owned(),
-        available: if available.is_empty() { "none".to_owned() } else { available.join(", ") },
+        available: if available.is_empty() { NO_VERSION.to_owned() } else { available.join(", ") },
+        proposed,
+        source_package,
     }
 }
 

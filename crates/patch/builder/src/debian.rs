@@ -90,6 +90,23 @@ fn cves(text: &str) -> Vec<String> {
     found
 }
 
+/// Number of entries that are proposed for an unknown name.
+const CLOSEST_MAX: usize = 3;
+
+/// Returns the number of bytes to insert, delete or replace.
+fn edit_distance(from: &str, to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (at, byte) in from.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (column, other) in to.bytes().enumerate() {
+            let replaced = diagonal + usize::from(byte != other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[to.len()]
+}
+
 /// The diffs of a source package, in the order in which they are applied.
 #[derive(Debug, Clone)]
 pub struct Series {
@@ -140,10 +157,27 @@ impl Series {
         let named =
             |indices: &[usize]| indices.iter().map(|i| self.diffs[*i].name.clone()).collect::<Vec<_>>().join(", ");
         let (many, candidates) = match found.len() {
-            0 => ("no patch".to_owned(), named(&(0..self.diffs.len()).collect::<Vec<_>>())),
+            0 if self.diffs.is_empty() => ("no patch".to_owned(), "it has none".to_owned()),
+            0 => {
+                let closest = named(&self.closest(name));
+                ("no patch".to_owned(), format!("the closest of its {} are {closest}", self.diffs.len()))
+            }
             n => (format!("{n} patches"), named(&found)),
         };
         Err(Error::Quilt { name: name.to_owned(), package: self.of.clone(), found: many, entries: candidates })
+    }
+
+    /// Returns the entries of which a name, or a CVE that they fix, differs least from `name`.
+    fn closest(&self, name: &str) -> Vec<usize> {
+        let wanted = name.to_ascii_lowercase();
+        let distance = |diff: &Diff| {
+            let names = [diff.name.as_str(), diff.short_name()].into_iter().chain(diff.cves.iter().map(String::as_str));
+            names.map(|name| edit_distance(&name.to_ascii_lowercase(), &wanted)).min()
+        };
+        let mut all: Vec<usize> = (0..self.diffs.len()).collect();
+        all.sort_by_cached_key(|index| distance(&self.diffs[*index]));
+        all.truncate(CLOSEST_MAX);
+        all
     }
 
     /// Returns the named entries, in the order of the series, each once.
@@ -194,6 +228,10 @@ mod tests {
         assert_eq!(series.position("CVE-2025-1111").unwrap(), 2, "an exact name goes before a CVE");
         let error = series.position("CVE-1999-0001").unwrap_err().to_string();
         assert!(error.contains("no patch of the series of demo 1-1"), "{error}");
+        let error = series.position("CVE-2024-99990").unwrap_err().to_string();
+        assert!(error.contains("the closest of its 4 are 0002-fix.patch, CVE-2025-1111.patch, "), "{error}");
+        assert_eq!(error.matches(".patch").count(), CLOSEST_MAX, "{error}");
+        assert_eq!((edit_distance("", "ab"), edit_distance("kitten", "sitting")), (2, 3));
         let names = ["CVE-2025-1111".to_owned(), "0001-paths".to_owned(), "0001-paths.patch".to_owned()];
         let selected = series.select(&names).unwrap();
         assert_eq!(selected.len(), 2);

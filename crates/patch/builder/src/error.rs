@@ -34,7 +34,7 @@ pub enum Error {
     #[error("no source list of this system names {0}")]
     NoSources(String),
     /// A package or version is not in the archive.
-    #[error("package {package} {version} is not in the archive; it has {available}")]
+    #[error("{}", not_in_archive(.package, .version, .available, .source_package))]
     NoSuchVersion {
         /// The package.
         package: String,
@@ -42,6 +42,10 @@ pub enum Error {
         version: String,
         /// Versions that exist.
         available: String,
+        /// Newest version that exists and is not known to be withheld.
+        proposed: Option<String>,
+        /// Source package of the binary package that has this name.
+        source_package: Option<String>,
     },
     /// The archive lists a version and does not have its files.
     #[error("{package} {version} is listed and not served ({missing}); {}", newest(.package, .served))]
@@ -66,6 +70,14 @@ pub enum Error {
         found: String,
         /// Candidates.
         entries: String,
+    },
+    /// A diff is part of the source that the running binary was built from.
+    #[error("{package}: {diff} is part of the running binary already")]
+    AlreadyShipped {
+        /// The package and version.
+        package: String,
+        /// Name of the diff.
+        diff: String,
     },
     /// Text of a file does not have the expected form.
     #[error("{what}: {why}")]
@@ -139,6 +151,17 @@ pub enum Error {
     #[error(transparent)]
     Format(#[from] stillpoint_patch_format::Error),
 }
+
+fn not_in_archive(package: &str, version: &str, available: &str, source_package: &Option<String>) -> String {
+    match source_package {
+        Some(source) => format!("source package {package} is not in the archive: it is a binary package of {source}"),
+        None if available == NO_VERSION => format!("package {package} is not in the archive"),
+        None => format!("package {package} {version} is not in the archive; it has {available}"),
+    }
+}
+
+/// Text for a package of which the archive has no version.
+pub(crate) const NO_VERSION: &str = "none";
 
 fn newest(package: &str, served: &Option<String>) -> String {
     match served {

@@ -1,7 +1,7 @@
 //! Source and binary packages: fetched, unpacked, built by the rules of the archive, never installed.
 
 use crate::account::{Account, Place};
-use crate::apt::{Apt, SourceStanza, find_with_suffix, no_version};
+use crate::apt::{Apt, SourceStanza, find_with_suffix};
 use crate::commands::{CompileCommand, RECORDED, RECORDER, Recording};
 use crate::compile::{Original, Project};
 use crate::debian::{Diff, Series};
@@ -243,7 +243,7 @@ impl Builder<'_> {
         if !self.holds(package, version, Parts::Source) {
             let listed = apt.source_versions(package)?;
             if !listed.iter().any(|v| v == version) {
-                return Err(no_version(package, version, &listed));
+                return Err(apt.no_source_version(parts, package, version, &listed));
             }
         }
         let missing = match self.fetch_version(&apt, package, version, parts) {
@@ -273,7 +273,7 @@ impl Builder<'_> {
                 let Withheld { version, missing } = newest.clone();
                 Err(Error::Withheld { package, version, missing, served: None })
             }
-            (None, None) => Err(no_version(&package, "(any)", &[])),
+            (None, None) => Err(apt.no_source_version(parts, &package, "(any)", &[])),
         }
     }
 
@@ -466,7 +466,8 @@ impl Builder<'_> {
             let packages = source.apt.programs_of(&source.stanza)?;
             let (package, version) = (source.name().to_owned(), source.version().to_owned());
             if packages.is_empty() {
-                return Err(Error::NoSuchVersion { package, version, available: "no binary package of it".into() });
+                let available = "no binary package of it".into();
+                return Err(Error::NoSuchVersion { package, version, available, proposed: None, source_package: None });
             }
             for binary in packages {
                 unpack(&source.apt, &binary.package, &binary.version, into).map_err(|error| match error {

@@ -108,8 +108,7 @@ impl Builder<'_> {
         diffs.extend(read_diffs(request.diffs.iter().map(PathBuf::as_path))?);
         for diff in base.iter().chain(&diffs) {
             if shipped_diffs.iter().any(|s| s.text == diff.text) {
-                let why = format!("{} is part of the running binary already", diff.name);
-                return Err(Error::Malformed { what: source.series.of.clone(), why });
+                return Err(Error::AlreadyShipped { package: source.series.of.clone(), diff: diff.name.clone() });
             }
         }
         let configured = match shipped {

@@ -55,6 +55,8 @@ pub enum Error {
         pid: Pid,
         /// File that is mapped under that name instead.
         hint: String,
+        /// Path of that file as the process sees it, if it is a library.
+        library: Option<Box<str>>,
     },
     /// The module has no build-id and its text is not the one that the patch was made for.
     #[error("patch {patch}: the text of {file} in process {pid} is not the text that the patch was made for")]
@@ -197,8 +199,13 @@ pub enum Error {
     #[error("another patch with the name {0} is active")]
     NameTaken(String),
     /// No patch of that name is active.
-    #[error("no patch {0} is active")]
-    NotActive(String),
+    #[error("no patch {name} is active")]
+    NotActive {
+        /// Name that the caller gave.
+        name: String,
+        /// Names of the active patches, oldest first.
+        active: Vec<String>,
+    },
     /// No patch is active.
     #[error("no patch is active in process {0}")]
     NothingActive(Pid),
@@ -380,6 +387,7 @@ impl Error {
     /// Returns the next step for the operator, if there is one.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
+            Error::Tracee(error) => return tracee_hint(error),
             Error::MemoryLimit { .. } => {
                 "raise the memory limit of the group, for example by `systemctl set-property UNIT MemoryMax=`"
             }
@@ -398,7 +406,47 @@ impl Error {
             Error::Host(host::Error::Untrusted { .. }) => {
                 "a directory that only you and root can change, below your home or /run"
             }
-            Error::NoModule { .. } => "a patch that was built for the running file",
+            Error::NoModule { pid, library, .. } => {
+                let running = library.as_ref().map_or("exe".to_owned(), |path| format!("root{path}"));
+                return Some(format!(
+                    "stillpoint patch build --target /proc/{pid}/{running} ..., which builds it for the running file"
+                ));
+            }
+            Error::OtherText { pid, .. } => {
+                return Some(format!(
+                    "stillpoint patch build --target /proc/{pid}/exe ..., which builds it for the running file"
+                ));
+            }
+            Error::NotActive { active, .. } => {
+                return Some(format!("one of the active patches: {}", active.join(", ")));
+            }
+            Error::NothingActive(_) => "stillpoint patch list",
+            Error::BytesDiffer { .. } => {
+                "stillpoint patch status, which names entries that another tool changed; or restart the process"
+            }
+            Error::Uprobe { .. } => {
+                "remove the probe (`perf probe --list` or `bpftool perf list` names its owner), then this command again"
+            }
+            Error::Symbol { .. } | Error::Link { .. } => {
+                "stillpoint patch build with the options as before, by this version of stillpoint"
+            }
+            Error::Entry { .. }
+            | Error::EntryCrossesPage { .. }
+            | Error::Unsuitable { .. }
+            | Error::Invisible { .. }
+            | Error::NoRoom { .. }
+            | Error::NoWord(_)
+            | Error::NotConstant { .. } => {
+                "upgrade the package and restart the service: this process cannot get the patch"
+            }
+            Error::Ledger(_) | Error::MultipleLedgers(_) | Error::TooMuchMemory(_) | Error::Control(_) => {
+                "restart the service: what its memory states about patches cannot be relied on"
+            }
+            Error::Hook { .. } => {
+                "the log of the program, in which a hook can state its reason; see stillpoint-patch-hooks(7)"
+            }
+            Error::Ended(_) => "the same command for the process that runs now, for example with --unit NAME",
+            Error::File { .. } => "a path that exists and that this user can read and write",
             Error::NoGenerations => "--view trampoline",
             Error::ThreadsStay { .. } => {
                 "apply again when these threads have left the functions, or revert, with --view generation"
@@ -424,8 +472,78 @@ impl Error {
             Error::Host(
                 host::Error::Service { .. } | host::Error::ServiceName { .. } | host::Error::NotInService { .. },
             ) => "--pid N, or --exe PATH",
-            _ => return None,
+            Error::Fault(_) | Error::Host(_) => return None,
         };
         Some(hint.to_owned())
+    }
+}
+
+/// Returns the next step after an operation on a process failed.
+fn tracee_hint(error: &tracee::Error) -> Option<String> {
+    let hint = match error {
+        tracee::Error::Gone(_) => {
+            "`pgrep -a NAME` for the number of a process that runs; or --exe PATH, or --unit NAME"
+        }
+        tracee::Error::NotAProcess { pid, .. } => return Some(format!("--pid {pid}")),
+        tracee::Error::Zombie(_) => "the number of a process that runs (`pgrep -a NAME`): this one has ended",
+        tracee::Error::KernelThread(_) | tracee::Error::Own(_) => "the number of another process (`pgrep -a NAME`)",
+        tracee::Error::NotX86_64 { .. } => "a build of the program for 64-bit x86-64, and a restart",
+        tracee::Error::Static(_) => "a build of the program that is linked with the shared C library, and a restart",
+        tracee::Error::AlreadyTraced { tracer: Pid(0), .. } => "end the debugger, which runs outside of this container",
+        tracee::Error::AlreadyTraced { tracer, name, .. } => {
+            return Some(format!(
+                "end process {tracer} ({name}), or its debugging session, and run this command again"
+            ));
+        }
+        tracee::Error::Permission { hint, .. } if hint.contains("run as root") => "the same command as root",
+        tracee::Error::Permission { hint, .. } if hint.contains("ptrace_scope is 3") => {
+            "kernel.yama.ptrace_scope = 1 in a file of /etc/sysctl.d, and a reboot"
+        }
+        tracee::Error::Permission { .. } => "the same command outside of the container, or with CAP_SYS_PTRACE in it",
+        tracee::Error::Unsupported(_) => "a newer kernel (`uname -r` shows the one that runs)",
+        tracee::Error::Seccomp { .. } | tracee::Error::SeccompUnreadable { .. } => {
+            "upgrade the package and restart the service: its seccomp filter keeps patches out"
+        }
+        tracee::Error::Unstoppable { .. } | tracee::Error::BadCarrier { .. } | tracee::Error::NoCarrier { .. } => {
+            "the same command again, when the process is less busy"
+        }
+        tracee::Error::Exec(_) | tracee::Error::ThreadGone(_) => "the same command again",
+        tracee::Error::GainsPrivileges(_) => "stillpoint patch apply, as root, once the program runs",
+        tracee::Error::MappedFile { pid, .. } => {
+            return Some(format!("the same command as root; `ls -l /proc/{pid}/map_files`"));
+        }
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_a_user_meets_first_have_a_next_step() {
+        let pid = Pid(7);
+        let permission = |hint: &str| tracee::Error::Permission { pid, hint: hint.into() };
+        for (error, step) in [
+            (tracee::Error::Gone(pid), "pgrep"),
+            (tracee::Error::Zombie(pid), "pgrep"),
+            (tracee::Error::Static(pid), "shared C library"),
+            (tracee::Error::AlreadyTraced { pid, tracer: Pid(9), name: "gdb".into() }, "end process 9 (gdb)"),
+            (permission("it belongs to user 101; run as root or with CAP_SYS_PTRACE"), "as root"),
+            (permission("CAP_SYS_PTRACE is missing"), "outside of the container"),
+        ] {
+            let hint = Error::from(error).hint().unwrap_or_default();
+            assert!(hint.contains(step), "{step}: {hint}");
+        }
+        let (patch, file, hint) = ("fix".to_owned(), "redis-server".to_owned(), String::new());
+        let mut other = Error::NoModule { patch, wanted: BuildId(vec![1]), file, pid, hint, library: None };
+        assert!(other.hint().is_some_and(|hint| hint.contains("patch build --target /proc/7/exe ")));
+        if let Error::NoModule { library, .. } = &mut other {
+            *library = Some("/lib/x.so".into());
+        }
+        assert!(other.hint().is_some_and(|hint| hint.contains("patch build --target /proc/7/root/lib/x.so ")));
+        let unknown = Error::NotActive { name: "x".into(), active: vec!["one".into(), "two".into()] };
+        assert_eq!(unknown.hint().as_deref(), Some("one of the active patches: one, two"));
     }
 }

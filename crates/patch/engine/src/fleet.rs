@@ -82,8 +82,8 @@ pub fn of_service(group: &ControlGroup) -> Result<Vec<Pid>, Error> {
 pub struct PatchedProcesses {
     /// Processes that carry patches.
     pub found: Vec<Status>,
-    /// Number of processes that this user may not inspect.
-    pub uninspected: usize,
+    /// Processes that this user may not inspect, each with the permission that is missing.
+    pub uninspected: Vec<(Pid, String)>,
     /// Processes whose state is unknown, each with the reason, for example a forged ledger.
     pub unknown: Vec<(Pid, Error)>,
 }
@@ -95,7 +95,9 @@ pub fn patched_processes() -> PatchedProcesses {
     for pid in parents_first(all_pids().into_iter().filter(|pid| *pid != own)) {
         match peek(pid) {
             Ok(Some(status)) => processes.found.push(status),
-            Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { .. })) => processes.uninspected += 1,
+            Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { pid, hint })) => {
+                processes.uninspected.push((pid, hint));
+            }
             Err(error) if !proves_unpatched(&error) && started(pid.0).is_some() => processes.unknown.push((pid, error)),
             Ok(None) | Err(_) => {}
         }

@@ -31,6 +31,9 @@ pub struct Status {
     pub entries: Vec<EntryStatus>,
     /// Generation of each thread by its own word.
     pub threads: Vec<ThreadStatus>,
+    /// True if another tool traces the threads: only words of threads that libstillpoint knows were read.
+    #[serde(skip)]
+    pub traced: bool,
     /// Its quiescence points, if it has libstillpoint.
     pub points: Option<QuiescencePoints>,
     /// Address-space generations, if the kernel supports them; one exists while `--view generation` works on the process.
@@ -142,7 +145,7 @@ fn read_status(process: &Process, traced: bool) -> Result<Status, Error> {
         }
         let threads = parts.iter().map(known).collect();
         let generations = generations(pid).unwrap_or_default();
-        return Ok(Status { pid: pid.0, name, threads, points, generations, ..Status::default() });
+        return Ok(Status { pid: pid.0, name, threads, traced, points, generations, ..Status::default() });
     };
     let view = store.view();
     let offset = store.ledger.word_offset;
@@ -153,7 +156,7 @@ fn read_status(process: &Process, traced: bool) -> Result<Status, Error> {
     for thread in &mut threads {
         thread.registered = parts.get(&Tid(thread.tid)).map(|(part, _)| part.clone());
     }
-    Ok(Status { points, ..summary(process, name, &store, view, threads)? })
+    Ok(Status { points, traced, ..summary(process, name, &store, view, threads)? })
 }
 
 /// Returns the contents of [`status`] without stopping any thread, and so without the threads' words.
@@ -212,6 +215,7 @@ fn summary(
         patches: patches.collect(),
         entries: entries(process, view)?,
         threads,
+        traced: false,
         points: None,
         generations: generations(process.pid()).unwrap_or_default(),
         bytes_kept: view.bytes_kept(),

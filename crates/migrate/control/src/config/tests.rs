@@ -33,6 +33,15 @@ fn the_installed_example_is_for_the_unit() {
 }
 
 #[test]
+fn the_example_of_the_readme_is_for_commands_without_options() {
+    let (_, text) = include_str!("../../../../../README.md").split_once("    # proxy.toml").unwrap();
+    let config = Config::parse(&format!("#{}", text.split("\n\n").next().unwrap())).unwrap();
+    assert_eq!(config.control, Path::new("/run/stillpoint/proxy.sock"), "the default of --proxy");
+    assert_eq!(config.server_of("shop").unwrap().host, "10.0.0.1");
+    assert!(config.admits("shop", "app", "10.0.0.5".parse().unwrap(), false));
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     for (from, to, expected) in [
         ("server = \"a\"", "server = \"b\"", "server `b`, which is not in `[servers]`"),

@@ -73,10 +73,17 @@ async fn settings_and_servers_are_looked_at() {
     if !available() {
         return;
     }
-    let source = Cluster::start(&["wal_level=replica"]);
+    let source = Cluster::start(&["wal_level=replica", "max_replication_slots=0"]);
     source.sql("postgres", "CREATE DATABASE shop");
     let refusals = report(&source, &source, "shop", AcceptedRestrictions::default()).await.refusals().join("\n");
-    for needle in ["same cluster", "already exists on the target"] {
+    for needle in [
+        "same cluster",
+        "already exists on the target",
+        "target's wal_level: it is replica",
+        "try: ALTER SYSTEM SET wal_level = logical, and restart the target",
+        "target's max_replication_slots: no slot is free",
+        "try: ALTER SYSTEM SET max_replication_slots = 1, and restart the target",
+    ] {
         assert!(refusals.contains(needle), "{needle}: {refusals}");
     }
     let log = report_by(&source, &source, "shop", AcceptedRestrictions::default(), Some(Capture::Log))

@@ -2,8 +2,8 @@
 
 use super::checks::{CheckResult, find_room, is_applied, remaining_patches, run_checks};
 use super::mapping::{self, MemoryRequest};
-use super::placement;
 use super::plan::{Room, plan};
+use super::{memory_limit, placement};
 use crate::error::Busy;
 use crate::event_pump::{self, ended_or, traced};
 use crate::ledger::Span;
@@ -117,7 +117,7 @@ fn unchecked(target: &Target, signed: &Signed, options: &Options, bytes: u64) ->
     if !signed.patch.hooks.pre_apply.is_empty() {
         unchecked.push("the patch's hooks, which may refuse".to_owned());
     }
-    if bytes > 0 {
+    if bytes > 0 && memory_limit::has_address_limit(target.process.pid()) {
         unchecked.push(format!("the target's address space limit (RLIMIT_AS), which {bytes} more bytes could exceed"));
     }
     unchecked.push(match options.quiescence {

@@ -55,6 +55,17 @@ pub(crate) fn check(pid: Pid, len: u64) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns true if the address space of a process is limited, or if its limits cannot be read.
+pub(crate) fn has_address_limit(pid: Pid) -> bool {
+    kernel_files::text(format!("/proc/{pid}/limits")).map_or(true, |limits| limits_addresses(&limits))
+}
+
+/// Returns true unless `/proc/PID/limits` states that the soft limit, which is the one that the kernel applies, is unlimited.
+fn limits_addresses(limits: &str) -> bool {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"));
+    line.and_then(|line| line.split_whitespace().next()) != Some("unlimited")
+}
+
 /// Returns the hierarchies that may limit memory: directory, path of the group, files.
 fn groups(text: &str) -> Vec<(PathBuf, &str, Files)> {
     let mut found = Vec::new();
@@ -110,6 +121,19 @@ mod tests {
         let expected =
             ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/c", "/sys/fs/cgroup/d", "/sys/fs/cgroup/unified/d"];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_limit_of_addresses_is_one_with_a_number() {
+        let limits = |soft: &str, hard: &str| {
+            format!(
+                "Limit                     Soft Limit           Hard Limit           Units     \n\
+                 Max locked memory         8388608              8388608              bytes     \n\
+                 Max address space         {soft:<20} {hard:<20} bytes     \n"
+            )
+        };
+        assert!(!limits_addresses(&limits("unlimited", "unlimited")));
+        assert!(limits_addresses(&limits("4294967296", "unlimited")) && limits_addresses(""));
     }
 
     #[test]

@@ -172,7 +172,8 @@ fn patches_to_revert(pid: Pid, view: &View, selection: &PatchSelection) -> Resul
         }
         PatchSelection::Named(wanted) => {
             let place = view.active.iter().position(|n| name(*n) == *wanted);
-            let place = place.ok_or_else(|| Error::NotActive(wanted.clone()))?;
+            let active = || view.active.iter().map(|n| name(*n)).collect();
+            let place = place.ok_or_else(|| Error::NotActive { name: wanted.clone(), active: active() })?;
             if place + 1 < view.active.len() {
                 return Err(Error::NotOnTop { below: wanted.clone(), above: name(top) });
             }

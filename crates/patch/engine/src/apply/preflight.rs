@@ -130,6 +130,7 @@ fn find_module(process: &Process, modules: &[Module], view: &View, patch: &Patch
         file: target.file_name.clone(),
         pid: process.pid(),
         hint,
+        library: same_name.filter(|module| !module.executable).map(|module| module.path.as_str().into()),
     })
 }
 

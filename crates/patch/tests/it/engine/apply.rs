@@ -110,7 +110,7 @@ fn life_cycle(flags: &[&str], object_flags: &[&str]) {
     assert_eq!(running.ask(5), "new 105 45 1156");
     assert!(matches!(
         revert(pid, &PatchSelection::Named("two".into()), &options(), &mut quiet()),
-        Err(Error::NotActive(_))
+        Err(Error::NotActive { active, .. }) if active == ["one"]
     ));
     committed(revert(pid, &PatchSelection::All, &options(), &mut quiet()));
     assert_eq!(running.ask(5), "old 6 80 67");
