@@ -104,6 +104,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 /// Converts the refusal of a file, and names the patches to enable or to disable first.
 fn refusal(error: Error, args: &Args, unit: &ServiceName, file: &Path) -> Failure {
     let hint = match &error {
+        Error::Undoes { below, .. } => Some(format!(
+            "patch build with --on-top-of the diffs of {below}; or all diffs as one patch, after stillpoint patch disable {below} --unit {unit}"
+        )),
         Error::NameTaken { name, .. } => Some(format!("stillpoint patch disable {name} --unit {unit}")),
         Error::MissingBase(missing) => {
             let read = |other: &PathBuf| PatchFile::read(other).and_then(|other| other.patch());

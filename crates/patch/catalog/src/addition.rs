@@ -51,8 +51,8 @@ impl<'a> Addition<'a> {
     /// Adds a patch on top.
     ///
     /// # Errors
-    /// The policy does not accept it, it is for another build of the unit's program, another patch has its name, or its
-    /// base would not be active at a start.
+    /// The policy does not accept it, it is for another build of the unit's program, another patch has its name, its
+    /// base would not be active at a start, or it would undo the change of a patch below it.
     pub fn add(&mut self, file: &PatchFile) -> Result<Candidate, Error> {
         let patch = self.policy.check(file)?.0.patch;
         check_program(self.root, self.service, &patch)?;
@@ -62,6 +62,9 @@ impl<'a> Addition<'a> {
         let name = patch.name.clone();
         if let Some(taken) = self.enabled.iter().find(|stored| stored.patch().is_ok_and(|other| other.name == name)) {
             return Err(Error::NameTaken { name, path: taken.path.clone() });
+        }
+        if let Some((below, object)) = self.stack.undone_by(&patch) {
+            return Err(Error::Undoes { patch: name, object: object.to_owned(), below: below.name.clone() });
         }
         self.stack.push(patch)?;
         Ok(Candidate::New(name))

@@ -56,6 +56,21 @@ impl Stack {
         Ok(())
     }
 
+    /// Returns a patch whose change to a function or constant a patch on top would undo, with the name of that object.
+    pub(crate) fn undone_by<'p>(&self, patch: &'p Patch) -> Option<(&Patch, &'p str)> {
+        let below = self.0.iter().filter(|below| is_same_file(below, patch) && !patch.replaces.contains(&below.name));
+        let objects = |patch: &'p Patch| {
+            let functions = patch.functions.iter().map(|f| (f.old.start, f.name.as_str()));
+            functions.chain(patch.constants.iter().map(|c| (c.old.start, c.name.as_str())))
+        };
+        let changes = |below: &Patch, at| {
+            below.functions.iter().any(|f| f.old.start == at) || below.constants.iter().any(|c| c.old.start == at)
+        };
+        below.filter(|below| !patch.contains(&below.source.diffs)).find_map(|below| {
+            objects(patch).find(|(at, _)| changes(below, *at)).map(|(_, name)| (below, name))
+        })
+    }
+
     /// Returns true if a patch of this name is active.
     pub(crate) fn holds(&self, name: &str) -> bool {
         self.0.iter().any(|patch| patch.name == name)
@@ -162,6 +177,28 @@ mod tests {
         assert!(!stack.holds("a") && stack.holds("ccc"));
         let missing = stack.push(above).unwrap_err();
         assert!(missing.to_string().contains("patch bb is based on a,"), "{missing}");
+    }
+
+    #[test]
+    fn a_patch_on_top_contains_the_diffs_of_the_functions_that_it_changes_again() {
+        let changing = |name: &str, start, based_on: &[&str]| {
+            let function = format::Function {
+                name: "parse".into(),
+                unit: "parse.c".into(),
+                old: format::Range { start: format::Svma(start), len: 64 },
+                old_parts: Vec::new(),
+                old_bytes: Vec::new(),
+                new: 0,
+                reasons: Vec::new(),
+            };
+            Patch { functions: vec![function], ..patch(name, 1, based_on) }
+        };
+        let stack = Stack::of([changing("a", 64, &[])]);
+        let undone = |patch: &Patch| stack.undone_by(patch).map(|(below, object)| (below.name.clone(), object.to_owned()));
+        assert_eq!(undone(&changing("bb", 64, &[])), Some(("a".into(), "parse".into())));
+        assert_eq!(undone(&changing("bb", 128, &[])), None);
+        assert_eq!(undone(&changing("bb", 64, &["a"])), None);
+        assert_eq!(undone(&Patch { replaces: vec!["a".into()], ..changing("bb", 64, &[]) }), None);
     }
 
     #[test]

@@ -24,6 +24,16 @@ pub enum Error {
     /// The base of a patch would not be active at a start.
     #[error(transparent)]
     MissingBase(#[from] Box<MissingBase>),
+    /// The patch changes what a patch below it changes, and does not contain the diffs of that one.
+    #[error("patch {patch} changes `{object}`, and would undo the change that the enabled patch {below} makes to it")]
+    Undoes {
+        /// The patch.
+        patch: String,
+        /// Function or constant that both change.
+        object: String,
+        /// The enabled patch.
+        below: String,
+    },
     /// Another patch of the same name is enabled.
     #[error("another patch with the name {name} is enabled: {}", path.display())]
     NameTaken {
