@@ -17,12 +17,11 @@
 
 use crate::Error;
 use crate::fence::OWN_READ_ONLY;
-use crate::inventory::text;
-use crate::link::{Link, Row};
-use crate::replication_objects::PUBLICATIONS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
+use stillpoint_migrate_postgres::link::{Link, Row, text};
 
 /// Catalogs whose rows define nothing.
 const NO_DEFINITIONS: [&str; 4] = [
@@ -514,8 +513,8 @@ impl CatalogState {
 mod tests {
     use super::*;
     use crate::Server;
-    use crate::link::Purpose;
     use std::collections::BTreeSet;
+    use stillpoint_migrate_postgres::link::Purpose;
     use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
 
     const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE \

@@ -3,14 +3,15 @@
 //! Each kind of object that a database can hold has one row in [`SURVEY`]; its query returns the objects of that kind, and for
 //! each a note about its handling.
 
-use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
-use crate::link::{Link, Purpose, literal};
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict};
-use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, replication_objects, roles, server_settings};
+use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
+use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
+use stillpoint_migrate_apply::replication_objects;
 use stillpoint_migrate_capture::facts::{Capturable, capturable, capturable_question};
+use stillpoint_migrate_postgres::link::{Link, Purpose, literal, number, text};
 
 /// Name of a source of changes, for messages.
 fn name(by: Capture) -> &'static str {

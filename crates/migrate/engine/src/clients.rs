@@ -16,17 +16,17 @@
 //! took 284 s, and clients kept 82 to 85 % as before.
 
 use crate::Error;
-use crate::follow::ReplayStatus;
-use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::priority::{LoweredProcesses, SessionPriority, restore_priority};
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, StatementCounts};
-use crate::throttle::{COMPARISON_BOUNDS, Throttle};
 use crate::weight::WEIGHT_BOUNDS;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::ReplayStatus;
+use stillpoint_migrate_apply::throttle::{COMPARISON_BOUNDS, Throttle};
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 

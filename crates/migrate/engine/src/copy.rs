@@ -24,15 +24,15 @@
 //! - An `xmin` has 32 bits. Once the source has assigned that many numbers, a frozen row may carry a number that is used again,
 //!   and everything is copied with the slot's snapshot.
 
-use crate::follow::SourceSnapshot;
-use crate::inventory::{ColumnDef, TableDef};
-use crate::link::{Link, Purpose, identifier, literal};
-use crate::throttle::Throttle;
 use crate::{Error, Server};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use stillpoint_migrate_apply::SourceSnapshot;
+use stillpoint_migrate_apply::inventory::{ColumnDef, TableDef};
+use stillpoint_migrate_apply::throttle::Throttle;
+use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, identifier, literal};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
@@ -169,7 +169,7 @@ pub(crate) async fn copy(
     Ok(())
 }
 
-async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link, Link), Error> {
+async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link, Link), ServerError> {
     let mut from = Link::connect(source, Purpose::Statements, &[]).await?;
     if let View::Snapshot(snapshot) = view {
         from.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
@@ -179,7 +179,7 @@ async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link,
 }
 
 /// Opens a session that writes copied rows.
-pub(crate) async fn connect_for_copy(target: &Server) -> Result<Link, Error> {
+pub(crate) async fn connect_for_copy(target: &Server) -> Result<Link, ServerError> {
     let settings = [("session_replication_role", "replica"), ("synchronous_commit", "off")];
     Link::connect(target, Purpose::Statements, &settings).await
 }
@@ -278,7 +278,7 @@ mod tests {
             partitioned: false,
             pages,
             bytes: pages * 8192,
-            columns: vec![ColumnDef::of("a", true)],
+            columns: Vec::new(),
             key: None,
             identity: 'd',
             uniques: Vec::new(),

@@ -8,24 +8,25 @@ use crate::clients::{Clients, SpeedController};
 use crate::copy::{CopiedAmount, View, copy};
 use crate::definitions::{self, DeferredDefinitions, major};
 use crate::estimate::Estimate;
-use crate::follow::{BARRIER_TIMEOUT, MARKER_PREFIX, SourceSnapshot};
 use crate::following::{FollowState, catch_up};
-use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, text};
 use crate::journal::{self, CopyProgress, Phase, SharedJournal};
-use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
-use crate::pgoutput::Lsn;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
-use crate::recording::Recording;
 use crate::snapshot::{ChangeStore, SnapshotState};
-use crate::throttle::{COPY_BOUNDS, Throttle};
 use crate::weight::run_with_weight;
-use crate::{Error, Roles, Server, replication_objects, roles};
+use crate::{Error, Roles, Server, roles};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
+use stillpoint_migrate_apply::Lsn;
+use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef};
+use stillpoint_migrate_apply::recording::Recording;
+use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_apply::throttle::{COPY_BOUNDS, Throttle};
+use stillpoint_migrate_apply::{BARRIER_TIMEOUT, MARKER_PREFIX, SourceSnapshot};
+use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, literal, text};
 use stillpoint_operation::Side;
 
 /// State after step 2: the target is complete, except for rows that the log brings.
@@ -87,7 +88,7 @@ pub(crate) async fn create(
     let makers = definitions::makers_condition(&options.target);
     reporter.phase("indexes", run_with_weight(&options.target, &makers, weight, reporter, indexes)).await?;
     let ours = format!("pid = {}", target.pid);
-    let statistics = statistics(&mut target);
+    let statistics = async { Ok(statistics(&mut target).await?) };
     reporter.phase("statistics", run_with_weight(&options.target, &ours, weight, reporter, statistics)).await?;
     flush_target(&mut target).await?;
     journal.lock().record_following(number, &definitions, horizon)?;
@@ -97,7 +98,7 @@ pub(crate) async fn create(
 
 /// Gathers planner statistics of all tables, except those with foreign tables as parts: the server would have to ask a third
 /// one, which may refuse us.
-pub(crate) async fn statistics(link: &mut Link) -> Result<(), Error> {
+pub(crate) async fn statistics(link: &mut Link) -> Result<(), ServerError> {
     let names = link
         .value(
             "WITH RECURSIVE apart (oid) AS (SELECT i.inhparent FROM pg_inherits i JOIN pg_class c ON c.oid = \
@@ -116,7 +117,7 @@ pub(crate) async fn statistics(link: &mut Link) -> Result<(), Error> {
 }
 
 /// Commits synchronously: after it, everything written on the target is on disk.
-async fn flush_target(target: &mut Link) -> Result<(), Error> {
+async fn flush_target(target: &mut Link) -> Result<(), ServerError> {
     target.query("UPDATE stillpoint.position SET position = position").await.map(drop)
 }
 
@@ -239,7 +240,8 @@ pub(crate) async fn create_foreign_keys(
         reporter.phase("foreign keys", created).await?;
         catch_up(following, &mut source, reporter).await?;
     }
-    flush_target(&mut target).await
+    flush_target(&mut target).await?;
+    Ok(())
 }
 
 async fn create_foreign_keys_while_paused(

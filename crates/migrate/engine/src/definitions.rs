@@ -1,12 +1,11 @@
 //! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` creates them; indexes and constraints follow after the
 //! rows.
 
-use crate::conninfo::of_database;
-use crate::link::{Link, Purpose, literal};
-use crate::{Error, Server, session_settings};
+use crate::{Error, Server};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, literal, of_database, session_settings};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
@@ -43,7 +42,7 @@ pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(
 fn maker_name(target: &Server) -> String {
     let mut hasher = DefaultHasher::new();
     target.database.hash(&mut hasher);
-    format!("{} makes {:016x}", crate::APPLICATION, hasher.finish())
+    format!("{} makes {:016x}", stillpoint_migrate_postgres::link::APPLICATION, hasher.finish())
 }
 
 /// SQL condition that finds such sessions among those of a server.
@@ -52,7 +51,7 @@ pub(crate) fn makers_condition(target: &Server) -> String {
 }
 
 /// Terminates such sessions: a server continues a statement after its client was killed.
-pub(crate) async fn terminate_makers(target: &Server, link: &mut Link) -> Result<(), Error> {
+pub(crate) async fn terminate_makers(target: &Server, link: &mut Link) -> Result<(), ServerError> {
     let which = makers_condition(target);
     link.query(&format!("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {which}")).await.map(drop)
 }

@@ -1,25 +1,25 @@
 //! After the switch: roll back to the source, or make the switch final.
 
 use crate::catalogs::{self, Definitions};
-use crate::follow::{Feed, Follower, Plan};
 use crate::following::{FollowState, catch_up, compare_between};
-use crate::inventory::Inventory;
 use crate::journal::{Journal, Phase, Record, SharedJournal};
-use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock, Witness};
 use crate::phases::{state_mut, take_state};
 use crate::progress::{Observer, Reporter};
 use crate::proxy_client::is_served;
 use crate::removal::{LOCK_TIMEOUT, end_migration, remove_others};
-use crate::replication_objects::{self, PUBLICATIONS};
 use crate::retry::{Outcome, name_long_rows, retry_with_any_proxy};
 use crate::switch::{self, Direction, Prepared, Side};
-use crate::throttle::Throttle;
 use crate::{Error, ddl_changes, fence, undo};
 use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_events::EventKind;
+use stillpoint_migrate_apply::inventory::Inventory;
+use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
+use stillpoint_migrate_apply::throttle::Throttle;
+use stillpoint_migrate_apply::{Feed, Follower, Plan};
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 use stillpoint_operation::{self as operation, Faults, Operation, Step, Undo};
 
 /// The order of a rollback. A failure before clients have moved leaves them on the target, and the way back open.
@@ -345,5 +345,6 @@ async fn remove_return_path(options: &Options, journal: &mut Journal) -> Result<
     }
     replication_objects::drop_slot(&mut source, &journal.record.slot()).await?;
     replication_objects::uninstall(&mut source).await?;
-    replication_objects::restore_identities(&mut source, &journal.record.identities, LOCK_TIMEOUT).await
+    replication_objects::restore_identities(&mut source, &journal.record.identities, LOCK_TIMEOUT).await?;
+    Ok(())
 }

@@ -1,10 +1,9 @@
 //! The journal of a migration: one small file, replaced as a whole, and on disk before the step that it describes is done.
 
-use crate::Error;
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
-use crate::replication_objects::IdentityChange;
 use crate::roles::Roles;
+use crate::{Error, Server};
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -14,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use stillpoint_host::trusted::Directory;
+use stillpoint_migrate_apply::replication_objects::IdentityChange;
 
 /// Maximum size in bytes of a journal or a file beside it; definitions of very many tables are large.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -354,7 +354,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
 }
 
 /// Reads all journals of a directory without locking them.
-pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
+fn all(state: &Path) -> Result<Vec<Record>, Error> {
     let directory = match Directory::open(state) {
         Err(error) if error.is_not_found() => return Ok(Vec::new()),
         opened => opened?,
@@ -366,6 +366,18 @@ pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
         records.push(serde_json::from_slice(&bytes).map_err(|error| wrong(error.into()))?);
     }
     Ok(records)
+}
+
+/// Returns descriptions of the migrations of databases of a server, whose journals are in the directory.
+///
+/// # Errors
+///
+/// [`Error::Journal`] or [`Error::Host`] if a journal cannot be read.
+pub fn running_migrations(state: &Path, source: &Server) -> Result<Vec<String>, Error> {
+    let (host, port) = source.host_and_port();
+    let place = format!("source {host}:{port}/");
+    let ours = all(state)?.into_iter().filter(|record| record.source.starts_with(&place));
+    Ok(ours.map(|record| format!("a migration of {} is under way ({:?})", record.database, record.phase)).collect())
 }
 
 /// Maximum time that a command waits for the one before; a guardian may be at work, and takes no longer.

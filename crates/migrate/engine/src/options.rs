@@ -183,8 +183,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub(crate) fn untouched(error: Error) -> Failure {
-        Failure { error, state: State::Untouched }
+    pub(crate) fn untouched(error: impl Into<Error>) -> Failure {
+        Failure { error: error.into(), state: State::Untouched }
     }
 
     pub(crate) fn on_target(error: Error) -> Failure {
@@ -206,10 +206,10 @@ impl Failure {
                 "create these definitions on the source after the rollback, and run `fallback` again with \
                  --drop-definitions"
             }
-            (Error::TimedOut { .. }, State::OnTarget) => {
+            (error, State::OnTarget) if error.is_time_out() => {
                 "end the sessions or transactions named above, and run the command again"
             }
-            (Error::TimedOut { .. }, _) => {
+            (error, _) if error.is_time_out() => {
                 "end the sessions or transactions named above, or raise the time limit, and run the command again"
             }
             (Error::SchemaChanged(_) | Error::CatalogsChanged(_) | Error::InTheWay(_), _) => {

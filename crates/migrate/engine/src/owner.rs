@@ -13,17 +13,16 @@
 //! ```
 
 use crate::fence::{SESSION_END_TIMEOUT, connect_beside};
-use crate::inventory::text;
 use crate::journal::{Journal, Phase};
-use crate::link::{Link, literal};
 use crate::progress::Reporter;
-use crate::replication_objects::{SESSION_DESCRIPTION, check_ownership};
-use crate::{APPLICATION, Error, Options, Server};
+use crate::{Error, Options, Server};
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::replication_objects::{SESSION_DESCRIPTION, check_ownership};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, ServerError, literal, text};
 
 /// First halves of the keys of the locks that [`acquire_lock`] takes; the second halves are derived from the database's name, and are
 /// the migration's number.
@@ -132,7 +131,8 @@ pub(crate) async fn release(server: &Server, migration: &str) -> Result<(), Erro
             link.query(&format!("DROP TABLE {table}; DROP SCHEMA stillpoint_migrations")).await?;
         }
     }
-    link.query("COMMIT").await.map(drop)
+    link.query("COMMIT").await?;
+    Ok(())
 }
 
 /// The session that holds the lock.
@@ -306,7 +306,7 @@ pub(crate) async fn acquire_lock_if_reachable(server: &Server, migration: &str) 
 /// # Errors
 ///
 /// An error if the server cannot be asked.
-pub(crate) async fn working_command(beside: &mut Link, database: &str) -> Result<Option<String>, Error> {
+pub(crate) async fn working_command(beside: &mut Link, database: &str) -> Result<Option<String>, ServerError> {
     let sql = format!(
         "SELECT format('%s, since %s, from %s', {SESSION_DESCRIPTION}, date_trunc('second', backend_start), \
          coalesce(host(client_addr), 'its machine')) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \

@@ -11,15 +11,15 @@
 use crate::copy::{connect_for_copy, sample};
 use crate::create::statistics;
 use crate::definitions::{self, DeferredDefinitions, RejectedDefinition, major};
-use crate::inventory::{Inventory, TableDef, USER_SCHEMA, text};
-use crate::link::{Link, Purpose, identifier, literal};
 use crate::report::{Finding, Report, Verdict, short_message, unchecked_finding};
-use crate::{APPLICATION, Error, Options, Server, catalogs, values};
+use crate::{Error, Options, Server, catalogs, values};
 use rustix::fs::MemfdFlags;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
+use stillpoint_migrate_apply::inventory::{Inventory, TableDef, USER_SCHEMA};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, ServerError, identifier, literal, text};
 
 /// Time after which a rehearsal is aborted.
 const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(180);
@@ -94,7 +94,7 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
     match rehearsed {
         Ok(Ok(())) => {}
         // The side of the error does not matter: a run could have the same error.
-        Ok(Err(error @ (Error::Sql { .. } | Error::Program { .. } | Error::InTheWay(_)))) => {
+        Ok(Err(error @ (Error::Server(ServerError::Sql { .. }) | Error::Program { .. } | Error::InTheWay(_)))) => {
             findings.push(unchecked_finding(
                 DEFINITIONS_KIND,
                 name,
@@ -125,7 +125,7 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
 
 /// Drops the database of this rehearsal or an earlier one. It uses a new connection, because an aborted rehearsal may have left
 /// the others unusable.
-async fn drop_scratch(scratch: &Server) -> Result<(), Error> {
+async fn drop_scratch(scratch: &Server) -> Result<(), ServerError> {
     let mut link = Link::connect(&scratch.database("postgres"), Purpose::Statements, &[]).await?;
     let there = format!("SELECT 1 FROM pg_database WHERE datname = {}", literal(&scratch.database));
     if link.value(&there).await?.is_none() {
@@ -152,7 +152,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
-    if let Err(error @ Error::Sql { .. }) = catalogs::read(&mut holder).await {
+    if let Err(error @ Error::Server(ServerError::Sql { .. })) = catalogs::read(&mut holder).await {
         findings.push(refused_finding(
             DEFINITIONS_KIND,
             name,
@@ -192,19 +192,19 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
         // Rows that a sample refers to may be missing.
         for table in &inventory.tables {
             match link.query(&format!("TRUNCATE ONLY {} CASCADE", table.qualified())).await {
-                Err(Error::Sql { .. }) if !all_there => {}
+                Err(ServerError::Sql { .. }) if !all_there => {}
                 truncated => drop(truncated?),
             }
         }
         rejections.extend(deferred.attempt_foreign_keys(scratch, to, &dump).await?);
     }
     if rejections.is_empty()
-        && let Err(error @ Error::Sql { .. }) = statistics(&mut link).await
+        && let Err(error @ ServerError::Sql { .. }) = statistics(&mut link).await
     {
         findings.push(refused_finding(
             DEFINITIONS_KIND,
             name,
-            format!("statistics cannot be gathered: {}", short_message(&error)),
+            format!("statistics cannot be gathered: {}", short_message(&error.into())),
         ));
     }
     let of_fault = |RejectedDefinition { of, why }: &RejectedDefinition| {
@@ -219,7 +219,7 @@ async fn wait_for_blocked_client(source: &Server) -> Error {
     let waiting = format!(
         "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND EXISTS (SELECT FROM pg_stat_activity h \
          WHERE h.application_name = {} AND h.pid = ANY (pg_blocking_pids(pg_stat_activity.pid)))",
-        crate::replication_objects::SESSION_DESCRIPTION,
+        stillpoint_migrate_apply::replication_objects::SESSION_DESCRIPTION,
         literal(APPLICATION)
     );
     let watching = async {
@@ -252,12 +252,12 @@ async fn create_database(
     for statement in statements.iter().filter_map(|statement| renamed(statement, name, &scratch.database)) {
         match link.query(&statement).await {
             Ok(_) => is_made |= statement.starts_with("CREATE DATABASE "),
-            Err(error @ Error::Sql { .. }) => {
+            Err(error @ ServerError::Sql { .. }) => {
                 let statement = statement.replace(&identifier(&scratch.database), &identifier(name));
-                let note = format!("the target rejects it: {}", short_message(&error));
+                let note = format!("the target rejects it: {}", short_message(&error.into()));
                 findings.push(refused_finding("definition", &statement, note));
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
         // CREATE DATABASE is the first statement.
         if !is_made {
@@ -320,7 +320,7 @@ async fn copy_samples(
         match sample(&mut from, &mut to, table).await {
             Ok(true) => {}
             Ok(false) => untried.push(table.oid),
-            Err(error @ Error::Sql { .. }) => findings.extend(rows_finding(table, &error)),
+            Err(error @ Error::Server(ServerError::Sql { .. })) => findings.extend(rows_finding(table, &error)),
             Err(error) => return Err(error),
         }
     }

@@ -1,6 +1,6 @@
 //! Report of the check: findings, and the sources of changes.
 
-use crate::{Capture, Error};
+use crate::{Capture, Error, ServerError};
 use serde::Serialize;
 
 /// Handling of an object.
@@ -124,7 +124,7 @@ pub(crate) fn unchecked_finding(kind: &str, name: &str, note: impl Into<String>)
 /// Formats a server's or program's error for the operator; other errors are unchanged.
 pub(crate) fn short_message(error: &Error) -> String {
     match error {
-        Error::Sql { code, message, .. } => format!("{message} ({code})"),
+        Error::Server(ServerError::Sql { code, message, .. }) => format!("{message} ({code})"),
         Error::Program { why, .. } => why.clone(),
         other => other.to_string(),
     }

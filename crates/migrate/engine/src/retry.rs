@@ -1,7 +1,7 @@
-//! What commands that move clients do in the same way about a failure.
+//! Reaction to a failure that all commands which move clients share.
 
 use crate::options::Failure;
-use crate::{Error, Server, values};
+use crate::{Error, Server, ServerError, values};
 use std::time::Duration;
 
 /// Number of times in one command that a lost proxy may be replaced by another.
@@ -37,7 +37,9 @@ pub(crate) async fn retry_with_any_proxy(
 /// is the server that is followed.
 pub(crate) async fn name_long_rows(error: Error, followed: &Server) -> Error {
     let message = match &error {
-        Error::Sql { server, message, .. } if *server == followed.to_string() && error.is_of_length() => {
+        Error::Server(told @ ServerError::Sql { server, message, .. })
+            if *server == followed.to_string() && told.is_of_length() =>
+        {
             message.clone()
         }
         _ => return error,

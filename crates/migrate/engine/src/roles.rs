@@ -13,12 +13,11 @@
 //! Passwords are sent as the verifiers that the source stores. The session that sends them turns off everything that could log
 //! or show its statements.
 
-use crate::inventory::text;
-use crate::link::{Link, Row, identifier, literal};
 use crate::report::{Finding, Verdict};
 use crate::{Error, Server, fence};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use stillpoint_migrate_postgres::link::{Link, Row, ServerError, identifier, literal, text};
 
 /// Handling of the roles that go with the database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,7 +152,7 @@ const MARKS_SQL: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(conc
      FROM pg_db_role_setting WHERE setdatabase = 0";
 
 /// Reads the marks of a server's roles.
-pub(crate) async fn marks(link: &mut Link) -> Result<Vec<Row>, Error> {
+pub(crate) async fn marks(link: &mut Link) -> Result<Vec<Row>, ServerError> {
     link.query(MARKS_SQL).await
 }
 
@@ -416,10 +415,11 @@ pub(crate) async fn create_and_update(
         format!("creating roles {}", names.chain(gone.iter().map(|name| name.as_str())).collect::<Vec<_>>().join(", "));
     // One transaction: all statements take effect, or none.
     let done = there.query_secret(&sql, &doing).await;
-    if let Err(Error::Sql { .. }) = done {
+    if let Err(ServerError::Sql { .. }) = done {
         keep(made)?;
     }
-    done.map(drop)
+    done?;
+    Ok(())
 }
 
 /// Drops roles that a migration created on a server, except for those that another object there depends on now.
@@ -427,7 +427,7 @@ pub(crate) async fn create_and_update(
 /// # Errors
 ///
 /// An error if the server cannot be asked.
-pub(crate) async fn drop_created(link: &mut Link, made: &[String]) -> Result<(), Error> {
+pub(crate) async fn drop_created(link: &mut Link, made: &[String]) -> Result<(), ServerError> {
     let statement = |names: &[String]| {
         let names: Vec<String> = names.iter().map(|name| identifier(name)).collect();
         format!("SET client_min_messages = error; DROP ROLE IF EXISTS {}", names.join(", "))
@@ -450,7 +450,7 @@ pub(crate) async fn drop_created(link: &mut Link, made: &[String]) -> Result<(),
     Ok(())
 }
 
-fn is_needed(dropped: &Result<Vec<Row>, Error>) -> bool {
+fn is_needed(dropped: &Result<Vec<Row>, ServerError>) -> bool {
     dropped.as_ref().is_err_and(|error| error.sqlstate() == Some("2BP01"))
 }
 

@@ -3,7 +3,6 @@
 
 use crate::clients::Clients;
 use crate::journal::{self, Journal, OtherTarget, Phase, Record, SharedJournal};
-use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::owner::{CommandLock, Witness};
 use crate::progress::{Observer, Reporter};
@@ -11,9 +10,11 @@ use crate::proxy_client::{ProxyClient, is_served};
 use crate::retry::{name_long_rows, retry_with_any_proxy};
 use crate::settle::resume_settle;
 use crate::switch::{self, Side};
-use crate::{Error, Outcome, multi_target, owner, replication_objects, undo};
+use crate::{Error, Outcome, multi_target, owner, undo};
 use std::time::Duration;
 use stillpoint_events::EventKind;
+use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 
 /// Moves a database. A failure before the switch leaves clients on the source, and everything that was put on the servers is
 /// removed; after the switch, clients are on the target.

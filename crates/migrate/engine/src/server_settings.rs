@@ -2,10 +2,9 @@
 //! servers give to sessions that set nothing themselves, and the servers' limits.
 
 use crate::Error;
-use crate::inventory::text;
-use crate::link::{Link, Row, literal};
 use crate::report::{Finding, Verdict};
 use stillpoint_migrate_control::SESSION_SETTINGS;
+use stillpoint_migrate_postgres::link::{Link, Row, literal, text};
 
 /// Query for the settings that a session gets from its server. If our own session or its role has another value, the query
 /// takes the value of the configuration file.
@@ -64,7 +63,7 @@ async fn is_taken(there: &mut Link, name: &str, value: &str) -> Result<bool, Err
     let taken = there.query(&set).await;
     there.query("ROLLBACK").await?;
     match taken {
-        Err(error) if error.sqlstate().is_none() => Err(error),
+        Err(error) if error.sqlstate().is_none() => Err(error.into()),
         taken => Ok(taken.is_ok()),
     }
 }

@@ -1,8 +1,6 @@
 //! State of a migration, as its journal and both servers report it.
 
-use crate::inventory::{number, text};
 use crate::journal::{self, CopyProgress, Phase, Record};
-use crate::link::literal;
 use crate::options::Options;
 use crate::owner::{self, Owner};
 use crate::proxy_client::ProxyClient;
@@ -11,6 +9,7 @@ use crate::{Error, ddl_changes, fence};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::error::Error as _;
+use stillpoint_migrate_postgres::link::{literal, number, text};
 
 /// State of a migration, as its journal and both servers report it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -125,14 +124,14 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     // The lock and the owner are on the source, whichever side serves.
     let mut elsewhere = if back { fence::connect_beside(&options.source).await.ok() } else { None };
     if let Some(source) = if back { elsewhere.as_mut() } else { Some(&mut link) } {
-        status.owner = owner::owner(source, options.source.database_name()).await?;
-        status.at_work = owner::working_command(source, options.source.database_name()).await?;
+        status.owner = owner::owner(source, &options.source.database).await?;
+        status.at_work = owner::working_command(source, &options.source.database).await?;
     }
     let rows = link
         .query(&format!(
             "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots \
              WHERE slot_name ~ '^stillpoint_' AND database = {}",
-            literal(server.database_name())
+            literal(&server.database)
         ))
         .await?;
     for row in rows {

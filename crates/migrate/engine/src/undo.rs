@@ -1,7 +1,6 @@
 //! Ends a migration that any earlier command left: continues it, or removes everything of it.
 
 use crate::journal::{self, Journal, Phase, SharedJournal};
-use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock};
 use crate::phases::{Migration, phases};
@@ -9,8 +8,10 @@ use crate::progress::Reporter;
 use crate::removal::end_migration;
 use crate::settle::settle;
 use crate::switch::{Side, serves};
-use crate::{Error, fence, replication_objects};
+use crate::{Error, fence};
 use std::time::Duration;
+use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 use stillpoint_operation as operation;
 
 /// Result of [`recover`] for a migration that was interrupted.
@@ -170,8 +171,9 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
     }
     let lost = options.without_journal.as_deref();
     let lock = owner::acquire_lock(&options.source, lost).await.map_err(untouched)?;
-    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await.map_err(untouched)?;
-    let orphans = replication_objects::our_slots(&mut link, &options.source.database).await.map_err(untouched)?;
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await.map_err(Failure::untouched)?;
+    let orphans =
+        replication_objects::our_slots(&mut link, &options.source.database).await.map_err(Failure::untouched)?;
     if orphans.is_empty() && !lock.is_owned() {
         return Err(Failure::untouched(error));
     }
@@ -179,7 +181,7 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
     for orphan in orphans {
         replication_objects::drop_slot(&mut link, &orphan).await.map_err(remains)?;
     }
-    replication_objects::uninstall(&mut link).await.map_err(remains)?;
+    replication_objects::uninstall(&mut link).await.map_err(|error| remains(error.into()))?;
     if let Some(lost) = lost {
         owner::release(&options.source, lost).await.map_err(remains)?;
     }

@@ -1,12 +1,12 @@
 //! Checks rows for a limited time: finds text that cannot be written in UTF8, and values whose text is longer than a gigabyte,
 //! which no server can send to another.
 
-use crate::inventory::{Inventory, TableDef, number, text};
-use crate::link::{Link, Purpose, identifier};
 use crate::report::{Finding, Verdict, short_message, unchecked_finding};
-use crate::{Error, Server};
+use crate::{Error, Server, ServerError};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
+use stillpoint_migrate_postgres::link::{Link, Purpose, identifier, number, text};
 
 /// Maximum time for the check of all tables.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,13 +48,17 @@ async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error>
 }
 
 /// Runs a query about a table in the time that is left; the inner error is the reason why it has no answer.
-async fn run_check_query(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate::link::Row, Error>, Error> {
+async fn run_check_query(
+    link: &mut Link,
+    sql: &str,
+    begun: Instant,
+) -> Result<Result<stillpoint_migrate_postgres::link::Row, Error>, Error> {
     let left = CHECK_TIMEOUT.saturating_sub(begun.elapsed()).as_millis().max(1);
     link.query(&format!("SET statement_timeout = {left}")).await?;
     match link.query(sql).await {
         Ok(rows) => Ok(Ok(rows.into_iter().next().unwrap_or_default())),
-        Err(error @ Error::Sql { .. }) => Ok(Err(error)),
-        Err(error) => Err(error),
+        Err(error @ ServerError::Sql { .. }) => Ok(Err(error.into())),
+        Err(error) => Err(error.into()),
     }
 }
 
