@@ -4,10 +4,11 @@
 //! is found ends the recording, and so the migration. A session that connects, writes and leaves between two searches is not
 //! found. The comparison of both sides before the switch-over finds what it wrote, if it wrote before the comparison.
 
+use crate::fence;
 use crate::options::Options;
 use crate::proxy_client::ProxyClient;
-use crate::{Error, fence};
 use std::time::Duration;
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::recording::Recording;
 use stillpoint_migrate_postgres::link::{Link, text};
 

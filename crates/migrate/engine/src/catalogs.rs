@@ -15,11 +15,11 @@
 //! Not compared: temporary and TOAST relations, our own schema and publications, columns that the server changes in its own
 //! maintenance (VACUUM, ANALYZE, REINDEX, TRUNCATE), and rows of shared catalogs that belong to other databases.
 
-use crate::Error;
 use crate::fence::OWN_READ_ONLY;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
 use stillpoint_migrate_postgres::link::{Link, Row, text};
 
@@ -512,9 +512,8 @@ impl CatalogState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Server;
     use std::collections::BTreeSet;
-    use stillpoint_migrate_postgres::link::Purpose;
+    use stillpoint_migrate_postgres::link::{Purpose, Server};
     use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
 
     const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE \

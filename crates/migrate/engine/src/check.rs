@@ -6,12 +6,12 @@
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict};
-use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, roles, server_settings};
+use crate::{Capture, Options, fence, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
-use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_capture::facts::{Capturable, capturable, capturable_question};
-use stillpoint_migrate_postgres::link::{Link, Purpose, literal, number, text};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, literal, number, text};
 
 /// Name of a source of changes, for messages.
 fn name(by: Capture) -> &'static str {

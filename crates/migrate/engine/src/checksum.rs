@@ -6,12 +6,11 @@
 //! compared; but its change was replayed then, and found its row. Other tables are compared as a whole, at one moment.
 
 use crate::copy::Cutter;
-use crate::{Error, Server};
 use std::time::{Duration, Instant};
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
 use stillpoint_migrate_apply::throttle::{COMPARISON_BOUNDS, Throttle};
-use stillpoint_migrate_apply::{BARRIER_TIMEOUT, Follower};
-use stillpoint_migrate_postgres::link::{Link, Purpose, Row, ServerError, identifier, literal, number, text};
+use stillpoint_migrate_apply::{BARRIER_TIMEOUT, Error, Follower};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Row, Server, ServerError, identifier, literal, number, text};
 
 /// Size of a comparison that found no difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,6 @@
 //! A larger distance from the share gains nothing: where clients and both servers filled two processors, a throttle with twice the distance
 //! took 284 s, and clients kept 82 to 85 % as before.
 
-use crate::Error;
 use crate::options::Options;
 use crate::priority::{LoweredProcesses, SessionPriority, restore_priority};
 use crate::progress::Reporter;
@@ -24,8 +23,8 @@ use crate::weight::WEIGHT_BOUNDS;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_apply::ReplayStatus;
 use stillpoint_migrate_apply::throttle::{COMPARISON_BOUNDS, Throttle};
+use stillpoint_migrate_apply::{Error, ReplayStatus};
 use stillpoint_migrate_postgres::link::{Link, Purpose};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

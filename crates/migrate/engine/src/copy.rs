@@ -24,15 +24,14 @@
 //! - An `xmin` has 32 bits. Once the source has assigned that many numbers, a frozen row may carry a number that is used again,
 //!   and everything is copied with the slot's snapshot.
 
-use crate::{Error, Server};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use stillpoint_migrate_apply::SourceSnapshot;
 use stillpoint_migrate_apply::inventory::{ColumnDef, TableDef};
 use stillpoint_migrate_apply::throttle::Throttle;
-use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, identifier, literal};
+use stillpoint_migrate_apply::{Error, SourceSnapshot};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier, literal};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 

@@ -14,19 +14,19 @@ use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
 use crate::snapshot::{ChangeStore, SnapshotState};
 use crate::weight::run_with_weight;
-use crate::{Error, Roles, Server, roles};
+use crate::{Roles, roles};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
-use stillpoint_migrate_apply::Lsn;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef};
 use stillpoint_migrate_apply::recording::Recording;
 use stillpoint_migrate_apply::replication_objects;
 use stillpoint_migrate_apply::throttle::{COPY_BOUNDS, Throttle};
 use stillpoint_migrate_apply::{BARRIER_TIMEOUT, MARKER_PREFIX, SourceSnapshot};
-use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, literal, text};
+use stillpoint_migrate_apply::{Error, Lsn};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, literal, text};
 use stillpoint_operation::Side;
 
 /// State after step 2: the target is complete, except for rows that the log brings.

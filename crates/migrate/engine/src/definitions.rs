@@ -1,11 +1,11 @@
 //! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` creates them; indexes and constraints follow after the
 //! rows.
 
-use crate::{Error, Server};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, literal, of_database, session_settings};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, literal, of_database, session_settings};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 

@@ -11,14 +11,14 @@ use crate::proxy_client::is_served;
 use crate::removal::{LOCK_TIMEOUT, end_migration, remove_others};
 use crate::retry::{Outcome, name_long_rows, retry_with_any_proxy};
 use crate::switch::{self, Direction, Prepared, Side};
-use crate::{Error, ddl_changes, fence, undo};
+use crate::{ddl_changes, fence, undo};
 use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_migrate_apply::inventory::Inventory;
 use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
 use stillpoint_migrate_apply::throttle::Throttle;
-use stillpoint_migrate_apply::{Feed, Follower, Plan};
+use stillpoint_migrate_apply::{Error, Feed, Follower, Plan};
 use stillpoint_migrate_postgres::link::{Link, Purpose};
 use stillpoint_operation::{self as operation, Faults, Operation, Step, Undo};
 

@@ -12,9 +12,11 @@
 //! The proxy's own server processes stay: they do nothing until the proxy has switched, and continue if it does not switch.
 
 use crate::proxy_client::ProxyClient;
-use crate::{Error, Server};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, Row, ServerError, identifier, literal, text};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{
+    APPLICATION, Link, Purpose, Row, Server, ServerError, identifier, literal, text,
+};
 
 /// Maximum time for sessions to end outside of a pause.
 pub(crate) const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,7 +3,6 @@
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
 use crate::roles::Roles;
-use crate::{Error, Server};
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use stillpoint_host::trusted::Directory;
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::replication_objects::IdentityChange;
+use stillpoint_migrate_postgres::link::Server;
 
 /// Maximum size in bytes of a journal or a file beside it; definitions of very many tables are large.
 const FILE_BYTES_MAX: u64 = 1 << 30;

@@ -1,11 +1,13 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Capture, Error, Roles, Server};
+use crate::{Capture, Roles};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::Server;
 use stillpoint_migrate_replay::Mode as Schedule;
 use stillpoint_operation::Faults;
 use tokio::sync::Notify;

@@ -12,17 +12,18 @@
 //!  fallback, finish, abort: lock ........ row gone
 //! ```
 
+use crate::Options;
 use crate::fence::{SESSION_END_TIMEOUT, connect_beside};
 use crate::journal::{Journal, Phase};
 use crate::progress::Reporter;
-use crate::{Error, Options, Server};
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::replication_objects::{SESSION_DESCRIPTION, check_ownership};
-use stillpoint_migrate_postgres::link::{APPLICATION, Link, ServerError, literal, text};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, Server, ServerError, literal, text};
 
 /// First halves of the keys of the locks that [`acquire_lock`] takes; the second halves are derived from the database's name, and are
 /// the migration's number.

@@ -31,13 +31,13 @@ use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::snapshot::{SnapshotState, snapshot};
 use crate::switch::{self, Direction, Prepared};
-use crate::{Error, removal, settle};
+use crate::{removal, settle};
 use std::ops::Range;
 use std::time::Duration;
 use stillpoint_events::EventKind;
-use stillpoint_migrate_apply::Feed;
 use stillpoint_migrate_apply::inventory::Inventory;
 use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
+use stillpoint_migrate_apply::{Error, Feed};
 use stillpoint_migrate_postgres::link::{Link, Purpose};
 use stillpoint_operation::{Faults, Operation, Phase, Step, Undo, advance};
 

@@ -10,14 +10,13 @@
 //! Weight must be restored before clients wait for the target, and only root may do that for others' processes; without root no
 //! weight is changed. Our sessions end with this process, so a kill leaves nothing behind.
 
-use crate::Error;
 use crate::options::Options;
 use crate::weight::{FULL_WEIGHT, check_local_process, niceness, set_weight};
 use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use stillpoint_migrate_apply::ReplayStatus;
 use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_apply::{Error, ReplayStatus};
 use stillpoint_migrate_postgres::link::{Link, Purpose, literal, number};
 use tokio::sync::watch;
 

@@ -1,11 +1,11 @@
 //! The manager's client of the proxy in front of both servers: the control socket, for one tenant.
 
-use crate::{Error, Server};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_control::{Client, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus};
-use stillpoint_migrate_postgres::link::{Link, literal, text};
+use stillpoint_migrate_postgres::link::{Link, Server, literal, text};
 
 /// Interval between requests while sessions hold objects that cannot be moved; they may release them.
 const PREPARE_RETRY_INTERVAL: Duration = Duration::from_millis(200);

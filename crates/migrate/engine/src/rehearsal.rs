@@ -12,14 +12,15 @@ use crate::copy::{connect_for_copy, sample};
 use crate::create::statistics;
 use crate::definitions::{self, DeferredDefinitions, RejectedDefinition, major};
 use crate::report::{Finding, Report, Verdict, short_message, unchecked_finding};
-use crate::{Error, Options, Server, catalogs, values};
+use crate::{Options, catalogs, values};
 use rustix::fs::MemfdFlags;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef, USER_SCHEMA};
-use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, ServerError, identifier, literal, text};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, Server, ServerError, identifier, literal, text};
 
 /// Time after which a rehearsal is aborted.
 const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(180);

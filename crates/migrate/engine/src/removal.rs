@@ -5,10 +5,10 @@
 use crate::journal::{Journal, Record, SharedJournal};
 use crate::options::Options;
 use crate::proxy_client::ProxyClient;
-use crate::{Error, Server, definitions, fence, owner, roles};
+use crate::{definitions, fence, owner, roles};
 use std::time::Duration;
-use stillpoint_migrate_apply::replication_objects;
-use stillpoint_migrate_postgres::link::{Link, Purpose, identifier};
+use stillpoint_migrate_apply::{Error, replication_objects};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, identifier};
 use stillpoint_operation::Side;
 
 /// Maximum time to wait for the lock of a table whose replica identity is restored.

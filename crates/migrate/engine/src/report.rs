@@ -1,7 +1,9 @@
 //! Report of the check: findings, and the sources of changes.
 
-use crate::{Capture, Error, ServerError};
+use crate::Capture;
 use serde::Serialize;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::ServerError;
 
 /// Handling of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -1,8 +1,10 @@
 //! Reaction to a failure that all commands which move clients share.
 
 use crate::options::Failure;
-use crate::{Error, Server, ServerError, values};
+use crate::values;
 use std::time::Duration;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{Server, ServerError};
 
 /// Number of times in one command that a lost proxy may be replaced by another.
 const PROXY_LOSSES_MAX: u32 = 5;

@@ -13,11 +13,12 @@
 //! Passwords are sent as the verifiers that the source stores. The session that sends them turns off everything that could log
 //! or show its statements.
 
+use crate::fence;
 use crate::report::{Finding, Verdict};
-use crate::{Error, Server, fence};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use stillpoint_migrate_postgres::link::{Link, Row, ServerError, identifier, literal, text};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{Link, Row, Server, ServerError, identifier, literal, text};
 
 /// Handling of the roles that go with the database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

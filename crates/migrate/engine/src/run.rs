@@ -10,10 +10,10 @@ use crate::proxy_client::{ProxyClient, is_served};
 use crate::retry::{name_long_rows, retry_with_any_proxy};
 use crate::settle::resume_settle;
 use crate::switch::{self, Side};
-use crate::{Error, Outcome, multi_target, owner, undo};
+use crate::{Outcome, multi_target, owner, undo};
 use std::time::Duration;
 use stillpoint_events::EventKind;
-use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_postgres::link::{Link, Purpose};
 
 /// Moves a database. A failure before the switch leaves clients on the source, and everything that was put on the servers is

@@ -1,8 +1,8 @@
 //! Compares facts outside the database that are not moved and that clients notice after the switch: the settings that both
 //! servers give to sessions that set nothing themselves, and the servers' limits.
 
-use crate::Error;
 use crate::report::{Finding, Verdict};
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_control::SESSION_SETTINGS;
 use stillpoint_migrate_postgres::link::{Link, Row, literal, text};
 

@@ -1,11 +1,11 @@
 //! Clean-up after the switch.
 
+use crate::fence;
 use crate::journal::{Capture, Journal, SharedJournal};
 use crate::options::Options;
 use crate::progress::Reporter;
 use crate::removal::remove_others;
-use crate::{Error, fence};
-use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_postgres::link::Link;
 
 /// Cleans up after the switch: closes the way out, opens the way back, and restores the other targets.

@@ -1,14 +1,13 @@
 //! Step 1 of the paper: from the snapshot on, the source keeps every change.
 
-use crate::Error;
 use crate::catalogs::{self, Definitions};
 use crate::copy::distinguishes_versions;
 use crate::journal::{Capture, Phase, SharedJournal};
 use crate::options::Options;
-use stillpoint_migrate_apply::SourceSnapshot;
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
 use stillpoint_migrate_apply::recording::Recording;
 use stillpoint_migrate_apply::replication_objects::{self, Slot};
+use stillpoint_migrate_apply::{Error, SourceSnapshot};
 use stillpoint_migrate_postgres::link::{Link, Purpose, literal, text};
 
 /// State after step 1: changes are kept, the snapshot is open.

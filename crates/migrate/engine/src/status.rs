@@ -5,10 +5,11 @@ use crate::options::Options;
 use crate::owner::{self, Owner};
 use crate::proxy_client::ProxyClient;
 use crate::switch::{Side, side_of};
-use crate::{Error, ddl_changes, fence};
+use crate::{ddl_changes, fence};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::error::Error as _;
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::{literal, number, text};
 
 /// State of a migration, as its journal and both servers report it.

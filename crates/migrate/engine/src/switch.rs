@@ -21,12 +21,12 @@ use crate::options::Options;
 use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, retry_until_takeover};
-use crate::{Error, Roles, Server, fence, roles};
+use crate::{Roles, fence, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
 use stillpoint_migrate_apply::inventory::Inventory;
-use stillpoint_migrate_apply::replication_objects;
-use stillpoint_migrate_postgres::link::{Link, Purpose, Row, identifier, literal, number, text};
+use stillpoint_migrate_apply::{Error, replication_objects};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Row, Server, identifier, literal, number, text};
 use stillpoint_operation::Side as FaultSide;
 
 /// Time between two pauses for clients to work off their queued statements.

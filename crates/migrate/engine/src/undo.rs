@@ -1,5 +1,6 @@
 //! Ends a migration that any earlier command left: continues it, or removes everything of it.
 
+use crate::fence;
 use crate::journal::{self, Journal, Phase, SharedJournal};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock};
@@ -8,9 +9,8 @@ use crate::progress::Reporter;
 use crate::removal::end_migration;
 use crate::settle::settle;
 use crate::switch::{Side, serves};
-use crate::{Error, fence};
 use std::time::Duration;
-use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_postgres::link::{Link, Purpose};
 use stillpoint_operation as operation;
 

@@ -2,11 +2,11 @@
 //! which no server can send to another.
 
 use crate::report::{Finding, Verdict, short_message, unchecked_finding};
-use crate::{Error, Server, ServerError};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
-use stillpoint_migrate_postgres::link::{Link, Purpose, identifier, number, text};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier, number, text};
 
 /// Maximum time for the check of all tables.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
