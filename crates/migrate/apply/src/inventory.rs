@@ -205,8 +205,7 @@ async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> 
             "SELECT c.oid, n.nspname, c.relname, pg_relation_size(c.oid) / 8192, c.relreplident, \
              c.relkind = 'p', pg_relation_size(c.oid) + coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0), \
              EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid) \
-             FROM pg_class c \
-             JOIN pg_namespace n ON n.oid = c.relnamespace \
+             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
              WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 2, 3"
         ))
         .await?;

@@ -56,8 +56,7 @@ pub async fn check_ownership(link: &mut Link, schema: &str) -> Result<(), Error>
     let sql = format!(
         "SELECT r.rolname, current_database() FROM pg_namespace n CROSS JOIN LATERAL (SELECT n.nspowner UNION ALL \
          SELECT c.relowner FROM pg_class c WHERE c.relnamespace = n.oid) AS part (owner) JOIN pg_roles r ON r.oid = \
-         part.owner \
-         WHERE n.nspname = {} AND NOT r.rolsuper AND r.rolname <> current_user",
+         part.owner WHERE n.nspname = {} AND NOT r.rolsuper AND r.rolname <> current_user",
         literal(schema)
     );
     let Some(row) = link.query(&sql).await?.into_iter().next() else { return Ok(()) };

@@ -274,8 +274,7 @@ async fn direct_sessions(link: &mut Link, status: &Status) -> Result<Vec<DirectS
         "SELECT a.pid, a.datname, a.usename, host(a.client_addr), coalesce(s.ssl, false) OR coalesce(g.encrypted, \
          false), \
          a.state = 'idle' FROM pg_stat_activity a LEFT JOIN pg_stat_ssl s USING (pid) LEFT JOIN pg_stat_gssapi g \
-         USING (pid) \
-         WHERE a.backend_type = 'client backend' AND a.datname IS NOT NULL AND a.pid <> ALL ('{{{}}}') \
+         USING (pid) WHERE a.backend_type = 'client backend' AND a.datname IS NOT NULL AND a.pid <> ALL ('{{{}}}') \
          AND a.application_name <> '{APPLICATION}' AND a.pid <> pg_backend_pid() ORDER BY a.backend_start",
         proxied.join(",")
     );

@@ -139,8 +139,7 @@ async fn table_sources(
     let partitions = link
         .query(
             "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = \
-             pg_partition_root(c.oid) \
-             JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition",
+             pg_partition_root(c.oid) JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition",
         )
         .await?;
     let root = |table: &TableDef| {

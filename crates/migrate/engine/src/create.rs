@@ -106,8 +106,7 @@ pub(crate) async fn statistics(link: &mut Link) -> Result<(), ServerError> {
              WHERE c.relkind = 'f' UNION SELECT i.inhparent FROM pg_inherits i JOIN apart ON apart.oid = i.inhrelid) \
              SELECT string_agg(format('%I.%I', n.nspname, c.relname), ', ') FROM pg_class c \
              JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'm', 'p') AND c.relpersistence \
-             <> 't' \
-             AND c.oid NOT IN (SELECT oid FROM apart)",
+             <> 't' AND c.oid NOT IN (SELECT oid FROM apart)",
         )
         .await?;
     match names {

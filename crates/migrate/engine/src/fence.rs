@@ -193,8 +193,7 @@ async fn begin_disabling(beside: &mut Link, database: &str) -> Result<String, Se
 fn read_only_settings_sql(database: &str) -> String {
     format!(
         "SELECT split_part(s, '=', 1), substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting d, unnest(d.setconfig) \
-         s \
-         WHERE d.setrole = 0 AND d.setdatabase = (SELECT oid FROM pg_database WHERE datname = {}) \
+         s WHERE d.setrole = 0 AND d.setdatabase = (SELECT oid FROM pg_database WHERE datname = {}) \
          AND split_part(s, '=', 1) IN ('default_transaction_read_only', '{OWN_READ_ONLY}')",
         literal(database)
     )

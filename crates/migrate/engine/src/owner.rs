@@ -104,8 +104,7 @@ pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<()
         "SET client_min_messages = error; {BEGIN}({TABLE_LOCK_KEY}); \
          CREATE SCHEMA IF NOT EXISTS stillpoint_migrations; \
          CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT \
-         NULL, \
-         journal text NOT NULL, since timestamptz NOT NULL DEFAULT now())"
+         NULL, journal text NOT NULL, since timestamptz NOT NULL DEFAULT now())"
     );
     link.query(&sql).await?;
     check_ownership(&mut link, SCHEMA).await?;

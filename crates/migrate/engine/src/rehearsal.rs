@@ -364,8 +364,7 @@ async fn report_untried_functions(link: &mut Link, tables: &[u32], findings: &mu
          JOIN pg_depend x ON x.classid = part.class AND x.objid = part.oid AND x.refclassid = 'pg_proc'::regclass \
          JOIN pg_proc p ON p.oid = x.refobjid JOIN pg_language l ON l.oid = p.prolang \
          WHERE c.oid = ANY ('{{{}}}') AND {USER_SCHEMA} AND l.lanname NOT IN ('internal', 'c') AND p.prosqlbody IS \
-         NULL \
-         AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS s WHERE s LIKE 'search_path=%') ORDER BY 1, 2",
+         NULL AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS s WHERE s LIKE 'search_path=%') ORDER BY 1, 2",
         tables.join(",")
     );
     for row in link.query(&sql).await? {

@@ -121,11 +121,9 @@ fn roles_sql(database: &str) -> String {
          SELECT r.rolname, concat_ws(' ', {}, {}, {}, {}, {}, {}, {}), r.rolconnlimit, \
          coalesce(r.rolvaliduntil, '{NO_EXPIRY}'), r.rolpassword, \
          (SELECT coalesce(json_agg(x ORDER BY x.role), '[]') FROM (SELECT g.rolname AS role, bool_or(m.admin_option) \
-         AS admin, \
-         bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits, \
+         AS admin, bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits, \
          bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid = \
-         m.roleid \
-         WHERE m.member = r.oid GROUP BY g.rolname) x), \
+         m.roleid WHERE m.member = r.oid GROUP BY g.rolname) x), \
          (SELECT coalesce(json_agg(s ORDER BY s), '[]') FROM pg_db_role_setting d, unnest(d.setconfig) s \
          WHERE d.setrole = r.oid AND d.setdatabase = 0), shobj_description(r.oid, 'pg_authid'), \
          r.oid IN (SELECT oid FROM named), r.oid IN (SELECT oid FROM goes), r.oid IN (SELECT oid FROM connects) \

@@ -13,13 +13,11 @@ const SETTINGS: &str = "WITH files AS MATERIALIZED (SELECT DISTINCT ON (name) na
      'database', 'database user') THEN coalesce(f.setting, s.boot_val) ELSE s.reset_val END \
      FROM pg_settings s LEFT JOIN files f ON lower(f.name) = lower(s.name) WHERE s.context IN ('user', 'superuser') \
      AND s.category ~ '^(Client Connection Defaults|Error Handling|Lock Management|Version and Platform|Write-Ahead \
-     Log / S)' \
-     AND s.name NOT IN ('client_encoding', 'session_replication_role') ORDER BY 1";
+     Log / S)' AND s.name NOT IN ('client_encoding', 'session_replication_role') ORDER BY 1";
 
 /// Query for limits that clients may reach.
 const LIMITS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('max_connections', \
-                      'max_prepared_transactions', \
-     'max_locks_per_transaction', 'max_worker_processes') ORDER BY 1";
+                      'max_prepared_transactions', 'max_locks_per_transaction', 'max_worker_processes') ORDER BY 1";
 
 /// Compares both servers; `here` and `there` are sessions of superusers on them.
 pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {

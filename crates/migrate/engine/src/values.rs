@@ -132,8 +132,7 @@ async fn length_expressions(link: &mut Link) -> Result<HashMap<u32, LengthExpres
              WHEN 'json'::regtype THEN 'text' WHEN 'xml'::regtype THEN 'text' ELSE 'other' END \
              FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid \
              WHERE c.relkind = 'r' AND c.reltoastrelid <> 0 AND pg_relation_size(c.reltoastrelid) > \
-             {STORED_BYTES_MIN} \
-             AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND t.typlen = -1"
+             {STORED_BYTES_MIN} AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND t.typlen = -1"
         ))
         .await?;
     let mut expressions: HashMap<u32, LengthExpressions> = HashMap::new();
