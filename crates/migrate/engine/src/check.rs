@@ -5,7 +5,7 @@
 
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
-use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict};
+use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
 use crate::{Capture, Options, fence, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
@@ -136,12 +136,9 @@ async fn table_sources(
         SourceCoverage::nothing(format!("wal_level is {level} on the source"))
     };
     // Statements name the partitioned table.
-    let partitions = link
-        .query(
-            "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = \
-             pg_partition_root(c.oid) JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition",
-        )
-        .await?;
+    let partitions = "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = \
+                      pg_partition_root(c.oid) JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition";
+    let partitions = link.query(partitions).await?;
     let root = |table: &TableDef| {
         let root = partitions.iter().find(|row| number::<u32>(row, 0) == table.oid).map(|row| text(row, 1));
         root.unwrap_or_else(|| table.display())
@@ -184,8 +181,6 @@ async fn find_direct_sessions(
     by: Capture,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
-    let note =
-        |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
     let asking = async {
         let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
         if proxy.serving().await?.is_none() {
@@ -198,7 +193,7 @@ async fn find_direct_sessions(
     let sessions = match asking.await {
         Ok(Some(sessions)) => sessions,
         Ok(None) => {
-            refuse(findings, "tenant", options.tenant.clone(), "the proxy's configuration has no such tenant");
+            refuse(findings, "tenant", &options.tenant, "the proxy's configuration has no such tenant");
             return Ok(());
         }
         Err(error @ Error::ServedElsewhere { .. }) => {
@@ -207,7 +202,7 @@ async fn find_direct_sessions(
         }
         Err(error @ (Error::Proxy(_) | Error::ProxyGone(_))) => {
             let why = format!("{error}; `run` requires the proxy, and sessions that bypass it cannot be listed");
-            findings.push(note("proxy", options.tenant.clone(), why));
+            findings.push(Finding::new("proxy", &options.tenant, Verdict::NotMoved, why));
             return Ok(());
         }
         Err(error) => return Err(error),
@@ -223,8 +218,8 @@ async fn find_direct_sessions(
                 (Verdict::Refused, "direct session: it bypasses the proxy, and only the proxy captures writes")
             }
         };
-        let finding = note("session", format!("{} (process {})", text(&row, 1), text(&row, 0)), why.into());
-        findings.push(Finding { verdict, ..finding });
+        let name = format!("{} (process {})", text(&row, 1), text(&row, 0));
+        findings.push(Finding::new("session", name, verdict, why));
     }
     Ok(())
 }
@@ -244,18 +239,10 @@ async fn check_names_are_text(
     });
     let names = names.chain(inventory.sequences.iter().cloned());
     for name in names.filter(|name| name.contains(char::REPLACEMENT_CHARACTER)) {
-        refuse(
-            findings,
-            "name",
-            name,
-            "the name is not valid UTF-8, in a database whose encoding is SQL_ASCII: rename it first",
-        );
+        let note = "the name is not valid UTF-8, in a database whose encoding is SQL_ASCII: rename it first";
+        refuse(findings, "name", name, note);
     }
     Ok(())
-}
-
-fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note: impl Into<String>) {
-    findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() });
 }
 
 async fn check_source(
@@ -282,12 +269,8 @@ async fn check_source(
         refuse(findings, "server", "source", format!("PostgreSQL {} is older than 14", text(&row, 7)));
     }
     if text(&row, 2) != "t" {
-        refuse(
-            findings,
-            "right",
-            "source",
-            "stillpoint's role must be a superuser there, because it publishes tables of all owners",
-        );
+        let note = "stillpoint's role must be a superuser there, because it publishes tables of all owners";
+        refuse(findings, "right", "source", note);
     }
     let wal_level = text(&row, 0);
     let logical = wal_level == "logical";
@@ -305,8 +288,7 @@ async fn check_source(
                 let note = "transactions are replayed one after another: if two ran concurrently and one read what \
                             the other wrote, the second may read a different row at replay; a difference that the \
                             comparison finds ends the migration";
-                let name = schedule.to_owned();
-                findings.push(Finding { kind: "schedule".into(), name, verdict: Verdict::NotMoved, note: note.into() });
+                findings.push(Finding::new("schedule", schedule, Verdict::NotMoved, note));
             }
             let needed = "REPEATABLE READ, statements without parameters, and no values that depend on the time";
             let how =
@@ -327,8 +309,7 @@ async fn check_source(
                 "the source keeps {keep} of log for the migration: if the lag exceeds this, the migration must start \
                  again"
             );
-            let name = "max_slot_wal_keep_size".to_owned();
-            findings.push(Finding { kind: "setting".into(), name, verdict: Verdict::NotMoved, note });
+            findings.push(Finding::new("setting", "max_slot_wal_keep_size", Verdict::NotMoved, note));
         }
     } else {
         let note = format!("it is {wal_level}; capture by pgoutput requires logical (a restart of the source)");
@@ -375,12 +356,8 @@ async fn check_target(
         .await?;
     let row = rows.into_iter().next().unwrap_or_default();
     if text(&row, 2) != "t" {
-        refuse(
-            findings,
-            "right",
-            "target",
-            "stillpoint's role must be a superuser there, because the replay disables triggers",
-        );
+        let note = "stillpoint's role must be a superuser there, because the replay disables triggers";
+        refuse(findings, "right", "target", note);
     }
     if text(&row, 3) == "t" {
         refuse(findings, "server", "target", "this server is a standby; name the primary");
@@ -431,7 +408,7 @@ fn report_tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSe
         let apart = sources.by == Capture::Log && table.upserts() && plain.contains(&table.oid);
         let held = if apart { "" } else { " while a snapshot is held" };
         let note = format!("copied in {form} ({} MiB){held}, then {by}{how}{other}", table.bytes >> 20);
-        findings.push(Finding { kind: "table".into(), name: table.display(), verdict, note });
+        findings.push(Finding::new("table", table.display(), verdict, note));
     }
 }
 
@@ -592,7 +569,7 @@ async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut 
             if *kind == "unlogged table" && accepted.unlogged_empty {
                 (verdict, note) = (Verdict::NotMoved, "it is moved empty, as --unlogged-empty accepts".into());
             }
-            findings.push(Finding { kind: (*kind).into(), name: text(&row, 0), verdict, note });
+            findings.push(Finding::new(kind, text(&row, 0), verdict, note));
         }
     }
     Ok(())

@@ -118,9 +118,21 @@ impl Report {
     }
 }
 
-/// Makes a finding about something that was not checked.
-pub(crate) fn unchecked_finding(kind: &str, name: &str, note: impl Into<String>) -> Finding {
-    Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotLookedAt, note: note.into() }
+impl Finding {
+    /// Makes a finding.
+    pub(crate) fn new(kind: &str, name: impl Into<String>, verdict: Verdict, note: impl Into<String>) -> Finding {
+        Finding { kind: kind.into(), name: name.into(), verdict, note: note.into() }
+    }
+}
+
+/// Adds a refusal.
+pub(crate) fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note: impl Into<String>) {
+    findings.push(Finding::new(kind, name, Verdict::Refused, note));
+}
+
+/// Adds a finding about something that was not checked.
+pub(crate) fn leave_out(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note: impl Into<String>) {
+    findings.push(Finding::new(kind, name, Verdict::NotLookedAt, note));
 }
 
 /// Formats a server's or program's error for the operator; other errors are unchanged.

@@ -319,8 +319,8 @@ pub(crate) async fn compare(
     let (ours, theirs) = (read(here, &source.database).await?, read(there, &source.database).await?);
     let known = there.query("SELECT name FROM pg_settings").await?;
     let known: Vec<String> = known.iter().map(|row| text(row, 0)).collect();
-    let mut find = |role: &Role, verdict: Verdict, note: String| {
-        findings.push(Finding { kind: "role".into(), name: role.name.clone(), verdict, note });
+    let mut find = |role: &Role, verdict: Verdict, note: &str| {
+        findings.push(Finding::new("role", &role.name, verdict, note));
     };
     for role in &ours {
         match (wanted, of(&theirs, &role.name)) {
@@ -329,36 +329,29 @@ pub(crate) async fn compare(
                     "created on the target with its attributes, password, memberships ({}) and settings",
                     join_or_none(&role.memberships)
                 );
-                find(role, Verdict::Moved, note);
+                find(role, Verdict::Moved, &note);
                 let settings = role.settings.iter().filter_map(|setting| setting.split_once('=')).map(|(name, _)| name);
                 let unknown =
                     |name: &&str| !known.iter().any(|known| known == name) && !UNLISTED_SETTINGS.contains(name);
                 for setting in settings.filter(|name| !name.contains('.')).filter(unknown) {
-                    find(role, Verdict::Refused, format!("the target does not know its setting {setting}"));
+                    find(role, Verdict::Refused, &format!("the target does not know its setting {setting}"));
                 }
             }
             (Roles::Create, None) if role.can_connect => {
-                find(
-                    role,
-                    Verdict::NotMoved,
-                    "a superuser that no definition names: it is not created on the target".into(),
-                );
+                let note = "a superuser that no definition names: it is not created on the target";
+                find(role, Verdict::NotMoved, note);
             }
             (_, None) if role.is_named => {
                 let note = "it owns objects or has rights on them, and the target lacks it; --roles create creates it";
-                find(role, Verdict::Refused, note.into());
+                find(role, Verdict::Refused, note);
             }
             (Roles::Check, None) if role.can_connect => {
-                find(
-                    role,
-                    Verdict::NotMoved,
-                    "it may log in, and the target lacks it; --roles create creates it".into(),
-                );
+                find(role, Verdict::NotMoved, "it may log in, and the target lacks it; --roles create creates it");
             }
             (Roles::Create | Roles::Check, Some(other)) if role.is_moved || role.can_connect => {
                 let each = role.differences(other);
                 if !each.is_empty() {
-                    find(role, Verdict::NotMoved, format!("on the target it has {}", each.join("; ")));
+                    find(role, Verdict::NotMoved, &format!("on the target it has {}", each.join("; ")));
                 }
             }
             _ => {}

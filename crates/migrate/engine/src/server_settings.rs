@@ -4,7 +4,7 @@
 use crate::report::{Finding, Verdict};
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_control::SESSION_SETTINGS;
-use stillpoint_migrate_postgres::link::{Link, Row, literal, text};
+use stillpoint_migrate_postgres::link::{Link, literal, text};
 
 /// Query for the settings that a session gets from its server. If our own session or its role has another value, the query
 /// takes the value of the configuration file.
@@ -22,7 +22,7 @@ const LIMITS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('max_
 /// Compares both servers; `here` and `there` are sessions of superusers on them.
 pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let mut note = |kind: &str, name: &str, note: String| {
-        findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotMoved, note });
+        findings.push(Finding::new(kind, name, Verdict::NotMoved, note));
     };
     for link in [&mut *here, &mut *there] {
         // The names of setting categories are translated into the server's language.
@@ -32,7 +32,7 @@ pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Ve
         let (ours, theirs) = (here.query(question).await?, there.query(question).await?);
         for row in &ours {
             let (name, value) = (text(row, 0), text(row, 1));
-            let Some(other) = of(&theirs, &name).map(|row| text(row, 1)) else { continue };
+            let Some(other) = theirs.iter().find(|row| text(row, 0) == name).map(|row| text(row, 1)) else { continue };
             match kind {
                 "setting" if value != other => {
                     let whose = if !SESSION_SETTINGS.contains(&name.as_str()) {
@@ -64,10 +64,6 @@ async fn is_taken(there: &mut Link, name: &str, value: &str) -> Result<bool, Err
         Err(error) if error.sqlstate().is_none() => Err(error.into()),
         taken => Ok(taken.is_ok()),
     }
-}
-
-fn of<'r>(rows: &'r [Row], name: &str) -> Option<&'r Row> {
-    rows.iter().find(|row| text(row, 0) == name)
 }
 
 fn number(value: &str) -> i64 {
