@@ -10,8 +10,9 @@ use crate::pgoutput::{Lsn, Tuple, Value};
 use crate::recording::Spool;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use stillpoint_migrate_capture::Action;
 use stillpoint_migrate_control::Reply;
-use stillpoint_migrate_control::rows::{Row, RowChange, Syncset, TableShape};
+use stillpoint_migrate_control::rows::{Row, Syncset, TableShape};
 use stillpoint_migrate_replay::Token;
 use tokio::sync::{Notify, mpsc};
 
@@ -196,10 +197,10 @@ impl Tables {
         let mut value = |at: &usize| values[*at].take().map_or(Value::Null, |text| Value::Text(text.into()));
         let tuple: Tuple = places.iter().map(&mut value).collect();
         Ok(match row.did {
-            RowChange::Insert => Write::Insert { table, new: tuple },
-            RowChange::Upsert => Write::Upsert { table, new: tuple },
-            RowChange::Update => Write::Update { table, old: None, new: tuple },
-            RowChange::Delete => Write::Delete { table, old: tuple },
+            Action::Insert => Write::Insert { table, new: tuple },
+            Action::Upsert => Write::Upsert { table, new: tuple },
+            Action::Update => Write::Update { table, old: None, new: tuple },
+            Action::Delete => Write::Delete { table, old: tuple },
         })
     }
 }
@@ -226,7 +227,6 @@ pub(super) fn row_bytes(row: &Row) -> u64 {
 mod tests {
     use super::*;
     use crate::transaction::tests::table_def;
-    use stillpoint_migrate_control::rows::TokenSpec;
 
     fn translator() -> Translator {
         let seen = SourceSnapshot::parse("10:20:12").unwrap();
@@ -247,10 +247,10 @@ mod tests {
         line
     }
 
-    fn syncset(stamp: u64, xid: &str, did: RowChange) -> Reply {
+    fn syncset(stamp: u64, xid: &str, did: Action) -> Reply {
         let values = vec![None, Some("7".to_owned()), Some("a@b".to_owned())];
         let rows = vec![Row { table: 5, did, values }];
-        let tokens = vec![TokenSpec::Row(5, 77)];
+        let tokens = vec![Token::Row(5, 77)];
         Reply::Syncset(Syncset { stamp, xid: xid.into(), rows, tokens, statements: None })
     }
 
@@ -264,13 +264,13 @@ mod tests {
         assert!(translator.take(&line(&Reply::Table(shape()))).unwrap().is_none());
         for (did, sql) in [
             (
-                RowChange::Insert,
+                Action::Insert,
                 r#"INSERT INTO "public"."t" ("id", "mail", "note") OVERRIDING SYSTEM VALUE VALUES ($1, $2, $3)"#,
             ),
-            (RowChange::Update, r#"UPDATE ONLY "public"."t" SET "id" = $1, "mail" = $2, "note" = $3 WHERE "id" = $4"#),
-            (RowChange::Delete, r#"DELETE FROM ONLY "public"."t" WHERE "id" = $1"#),
+            (Action::Update, r#"UPDATE ONLY "public"."t" SET "id" = $1, "mail" = $2, "note" = $3 WHERE "id" = $4"#),
+            (Action::Delete, r#"DELETE FROM ONLY "public"."t" WHERE "id" = $1"#),
             (
-                RowChange::Upsert,
+                Action::Upsert,
                 "INSERT INTO \"public\".\"t\" (\"id\", \"mail\", \"note\") OVERRIDING SYSTEM VALUE VALUES ($1, $2, \
                  $3) \
                  ON CONFLICT (\"id\") DO UPDATE SET \"id\" = EXCLUDED.\"id\", \"mail\" = EXCLUDED.\"mail\", \
@@ -280,8 +280,8 @@ mod tests {
             let item = translator.take(&line(&syncset(3, "4294967330", did))).unwrap();
             let Some(Item::Transaction(mut whole)) = item else { panic!("{item:?}") };
             assert_eq!((whole.stamp, whole.xid, whole.writes[0].sql().as_str()), (3, 34, sql));
-            assert_eq!(whole.tokens(), [Token::Row { table: 5, key: 77 }]);
-            if did == RowChange::Insert {
+            assert_eq!(whole.tokens(), [Token::Row(5, 77)]);
+            if did == Action::Insert {
                 assert_eq!(whole.writes[0].parameters(), [&text("7"), &text("a@b"), &Value::Null]);
             }
         }
@@ -292,7 +292,7 @@ mod tests {
         let mut translator = translator();
         translator.take(&line(&Reply::Table(shape()))).unwrap();
         for (xid, left_out) in [("9", true), ("12", false), ("15", true), ("20", false)] {
-            let item = translator.take(&line(&syncset(8, xid, RowChange::Insert))).unwrap();
+            let item = translator.take(&line(&syncset(8, xid, Action::Insert))).unwrap();
             assert_eq!(matches!(item, Some(Item::Position(8))), left_out, "{xid}: {item:?}");
         }
     }

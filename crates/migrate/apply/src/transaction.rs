@@ -255,31 +255,31 @@ pub(super) fn other_columns(def: &TableDef) -> Error {
 
 fn whole_indexes(table: &Table, tokens: &mut Vec<Token>) {
     let of = table.def.oid;
-    tokens.extend(table.def.uniques.iter().map(|index| Token::Index { table: of, index: index.oid }));
+    tokens.extend(table.def.uniques.iter().map(|index| Token::Index(of, index.oid)));
 }
 
 fn row_token(table: &Table, row: &Tuple, tokens: &mut Vec<Token>) {
     let oid = table.def.oid;
     let token = match &table.key {
         // The rows of a table are its index 0. If equality is not visible, the token stands for all rows.
-        Some(key) if !key.iter().all(|column| table.def.plain(*column)) => Token::Index { table: oid, index: 0 },
-        Some(key) => Token::Row { table: oid, key: hash(key.iter().map(|column| &row[*column])) },
+        Some(key) if !key.iter().all(|column| table.def.plain(*column)) => Token::Index(oid, 0),
+        Some(key) => Token::Row(oid, hash(key.iter().map(|column| &row[*column]))),
         // Without a key, a row is identified by all its text; if an unchanged value was not sent, the token stands for all
         // rows.
-        None if row.contains(&Value::Unchanged) => Token::Index { table: oid, index: 0 },
-        None => Token::Row { table: oid, key: hash(row.iter()) },
+        None if row.contains(&Value::Unchanged) => Token::Index(oid, 0),
+        None => Token::Row(oid, hash(row.iter())),
     };
     tokens.push(token);
 }
 
 fn unique_token(table: &Table, index: &crate::inventory::UniqueIndex, row: &Tuple) -> Option<Token> {
     let (of, number) = (table.def.oid, index.oid);
-    let Some(columns) = &index.columns else { return Some(Token::Index { table: of, index: number }) };
+    let Some(columns) = &index.columns else { return Some(Token::Index(of, number)) };
     let values = || columns.iter().map(|column| &row[*column]);
     if !index.nulls_equal && values().any(|value| *value == Value::Null) {
         return None;
     }
-    Some(Token::Unique { table: of, index: number, value: hash(values()) })
+    Some(Token::Unique(of, number, hash(values())))
 }
 
 fn hash<'a>(values: impl Iterator<Item = &'a Value>) -> u64 {
@@ -356,10 +356,7 @@ pub(crate) mod tests {
     fn an_insert_takes_its_row_and_its_values() {
         let new = row(["1", "a@b", "x"]);
         let taken = tokens(Message::Insert { relation: 5, new });
-        assert!(
-            matches!(taken[..], [Token::Row { table: 5, .. }, Token::Unique { table: 5, index: 9, .. }]),
-            "{taken:?}"
-        );
+        assert!(matches!(taken[..], [Token::Row(5, _), Token::Unique(5, 9, _)]), "{taken:?}");
         let null = tokens(Message::Insert { relation: 5, new: row(["1", "", "x"]) });
         assert_eq!(null.len(), 1, "NULLs meet no NULL: {null:?}");
     }
@@ -367,13 +364,13 @@ pub(crate) mod tests {
     #[test]
     fn what_is_not_told_of_the_old_row_takes_the_whole_index() {
         let taken = tokens(Message::Update { relation: 5, old: None, new: row(["1", "a@b", "x"]) });
-        assert!(matches!(taken[..], [Token::Row { .. }, Token::Index { table: 5, index: 9 }]), "{taken:?}");
+        assert!(matches!(taken[..], [Token::Row(..), Token::Index(5, 9)]), "{taken:?}");
         let old = Some(row(["2", "", ""]));
         let taken = tokens(Message::Update { relation: 5, old, new: row(["1", "a@b", "x"]) });
-        let rows = taken.iter().filter(|token| matches!(token, Token::Row { .. })).count();
+        let rows = taken.iter().filter(|token| matches!(token, Token::Row(..))).count();
         assert_eq!(rows, 2, "a change of key takes both keys: {taken:?}");
         let taken = tokens(Message::Delete { relation: 5, old: row(["2", "", ""]) });
-        assert!(matches!(taken[..], [Token::Row { .. }, Token::Index { table: 5, index: 9 }]), "{taken:?}");
+        assert!(matches!(taken[..], [Token::Row(..), Token::Index(5, 9)]), "{taken:?}");
     }
 
     /// Returns the writes for an update that commits at 12, with this horizon.

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use sqlparser::ast::{
     Assignment, AssignmentTarget, CopySource, Expr, FromTable, Ident, ObjectName, ObjectType, OnConflictAction,
     OnInsert, Query, SelectItem, SetExpr, Statement, TableFactor, TableObject, TableWithJoins, Visit, Visitor,
@@ -56,7 +57,8 @@ pub enum Control {
 }
 
 /// Change of each row that is returned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Action {
     /// The row is new.
     Insert,
@@ -174,7 +176,7 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Eff
                 tokens.push(Token::Table(target.table.oid));
                 // The deleted rows referred to other rows, and the server does not report which.
                 let parents = target.table.references.iter();
-                tokens.extend(parents.map(|parent| Token::Index { table: parent.table, index: parent.index }));
+                tokens.extend(parents.map(|parent| Token::Index(parent.table, parent.index)));
             }
             Ok(Effect::Barrier(tokens))
         }
@@ -473,7 +475,7 @@ impl<'a> Target<'a> {
         let touches =
             |columns: &[usize]| columns.iter().any(|at| changed.contains(at) || self.table.columns[*at].generated);
         for unique in &self.table.uniques {
-            let whole = Token::Index { table: self.table.oid, index: unique.oid };
+            let whole = Token::Index(self.table.oid, unique.oid);
             match &unique.columns {
                 // RETURNING does not show the old value of a changed column; for an expression, the columns it reads are
                 // unknown.
@@ -494,7 +496,7 @@ impl<'a> Target<'a> {
             let touched = touches(&parent.columns);
             if matches!(action, Action::Update | Action::Upsert) && touched {
                 // RETURNING does not show the parent that the row had before.
-                tokens.push(Token::Index { table: parent.table, index: parent.index });
+                tokens.push(Token::Index(parent.table, parent.index));
             } else if action != Action::Update {
                 let hash = Hash::Parent { table: parent.table, index: parent.index };
                 hashes.push((hash, self.hash(&parent.columns, false)));

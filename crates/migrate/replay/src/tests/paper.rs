@@ -67,7 +67,7 @@ fn what_has_to_wait_for_nothing_goes_out_together() {
         scheduler.begins(running);
         scheduler.record_snapshot(running, Snapshot::at_clock(sts));
         let statement = Some(Statement { running, xid: Xid(number) });
-        let tokens = vec![Token::Row { table: 1, key: 1 }];
+        let tokens = vec![Token::Row(1, 1)];
         let syncset = Syncset { stamp: Stamp(number), tokens, statement, bytes: 1, payload: () };
         scheduler.push_next(syncset).expect("it is taken");
     }
