@@ -412,158 +412,148 @@ fn report_tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSe
     }
 }
 
-/// Kind, verdict, and a query for names and notes.
-const SURVEY: &[(&str, Verdict, &str)] = &[
-    (
-        "partitioned table",
-        Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its partitions are moved separately' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p' AND {user} AND {own}",
-    ),
-    (
-        "view",
-        Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its definition is moved' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'v' AND {user} AND {own}",
-    ),
+/// Kinds of relations: kind, verdict, a condition for `pg_class`, and the note.
+const RELATIONS: &[(&str, Verdict, &str, &str)] = &[
+    ("partitioned table", Verdict::Moved, "c.relkind = 'p'", "its partitions are moved separately"),
+    ("view", Verdict::Moved, "c.relkind = 'v'", "its definition is moved"),
     (
         "materialized view",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'a refresh during the migration would be lost; drop it, and create it \
-         again on the target' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'm' AND {user} AND {own}",
+        "c.relkind = 'm'",
+        "a refresh during the migration would be lost; drop it, and create it again on the target",
     ),
     (
         "foreign table",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its definition is moved; its rows are on a third server, which the \
-         target must be able to reach' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'f' AND {user} AND {own}",
+        "c.relkind = 'f'",
+        "its definition is moved; its rows are on a third server, which the target must be able to reach",
     ),
+    ("sequence", Verdict::Moved, "c.relkind = 'S'", "its value is set on the target at the switch-over"),
     (
-        "sequence",
-        Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its value is set on the target at the switch-over' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S' AND {user} AND {own}",
+        "unlogged table",
+        Verdict::Refused,
+        "c.relpersistence = 'u' AND c.relkind IN ('r', 'S')",
+        "its changes are not in the log; with --unlogged-empty it is moved empty",
     ),
+];
+
+/// Other kinds: kind, verdict, and a query for names and notes.
+const SURVEY: &[(&str, Verdict, &str)] = &[
     (
         "trigger",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname || '.' || t.tgname, \
-      'fires on the source; its effects are replayed, and it does not fire again on the target' FROM pg_trigger t \
-      JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
-      WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'D') AND {user}",
+        "SELECT {table} || '.' || t.tgname, 'fires on the source; its effects are replayed, and it does not fire \
+         again on the target' FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = \
+         c.relnamespace WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'D') AND {user}",
     ),
     (
         "trigger",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname || '.' || t.tgname, \
-      'ENABLE ALWAYS or REPLICA: it would fire a second time during replay' FROM pg_trigger t \
-      JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
-      WHERE NOT t.tgisinternal AND t.tgenabled IN ('A', 'R') AND {user}",
+        "SELECT {table} || '.' || t.tgname, 'ENABLE ALWAYS or REPLICA: it would fire a second time during replay' \
+         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
+         NOT t.tgisinternal AND t.tgenabled IN ('A', 'R') AND {user}",
     ),
     (
         "rule",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname || '.' || r.rulename, \
-      'ENABLE ALWAYS or REPLICA: it would act a second time during replay' FROM pg_rewrite r \
-      JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace \
-      WHERE r.rulename <> '_RETURN' AND r.ev_enabled IN ('A', 'R') AND {user}",
+        "SELECT {table} || '.' || r.rulename, 'ENABLE ALWAYS or REPLICA: it would act a second time during replay' \
+         FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
+         r.rulename <> '_RETURN' AND r.ev_enabled IN ('A', 'R') AND {user}",
     ),
     (
         "event trigger",
         Verdict::Refused,
-        "SELECT e.evtname, 'it would fire while definitions are created on the target' \
-      FROM pg_event_trigger e WHERE e.evtenabled <> 'D'",
+        "SELECT e.evtname, 'it would fire while definitions are created on the target' FROM pg_event_trigger e WHERE \
+         e.evtenabled <> 'D'",
     ),
     (
         "deferrable key",
         Verdict::Refused,
         "SELECT n.nspname || '.' || k.conname, 'a deferrable unique, primary or exclusion constraint: no order of \
-         replay is known to satisfy it at every moment' FROM pg_constraint k \
-      JOIN pg_namespace n ON n.oid = k.connamespace WHERE k.condeferrable AND k.contype IN ('u', 'p', 'x') AND {user}",
-    ),
-    (
-        "unlogged table",
-        Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'its changes are not in the log; with --unlogged-empty it is moved \
-         empty' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-      WHERE c.relpersistence = 'u' AND c.relkind IN ('r', 'S') AND {user} AND {own}",
+         replay is known to satisfy it at every moment' FROM pg_constraint k JOIN pg_namespace n ON n.oid = \
+         k.connamespace WHERE k.condeferrable AND k.contype IN ('u', 'p', 'x') AND {user}",
     ),
     (
         "large objects",
         Verdict::Refused,
-        "SELECT count(*)::text, 'pgoutput does not report their changes' \
-      FROM pg_largeobject_metadata HAVING count(*) > 0",
+        "SELECT count(*)::text, 'pgoutput does not report their changes' FROM pg_largeobject_metadata HAVING count(*) \
+         > 0",
     ),
     (
         "extension",
         Verdict::Moved,
-        "SELECT extname || ' ' || extversion, 'created on the target' FROM pg_extension \
-      WHERE extname <> 'plpgsql'",
+        "SELECT extname || ' ' || extversion, 'created on the target' FROM pg_extension WHERE extname <> 'plpgsql'",
     ),
     (
         "extension table",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'user rows in a table of extension ' || e.extname || ' are not moved' \
-         FROM pg_extension e JOIN pg_class c ON c.oid = ANY (e.extconfig) \
-      JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r'",
+        "SELECT {table}, 'user rows in a table of extension ' || e.extname || ' are not moved' FROM pg_extension e \
+         JOIN pg_class c ON c.oid = ANY (e.extconfig) JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = \
+         'r'",
     ),
     (
         "type",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || t.typname, CASE t.typtype WHEN 'e' THEN 'enum' WHEN 'd' THEN \
-      'domain' WHEN 'c' THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its type number will differ on \
-      the target' \
-      FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid \
-      WHERE t.typtype IN ('e', 'd', 'c', 'r') AND coalesce(c.relkind, 'c') = 'c' AND {user} AND NOT EXISTS \
-      (SELECT FROM pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.objid = t.oid AND x.deptype = 'e')",
+        "SELECT n.nspname || '.' || t.typname, CASE t.typtype WHEN 'e' THEN 'enum' WHEN 'd' THEN 'domain' WHEN 'c' \
+         THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its type number will differ on the target' FROM \
+         pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid WHERE \
+         t.typtype IN ('e', 'd', 'c', 'r') AND coalesce(c.relkind, 'c') = 'c' AND {user} AND NOT EXISTS (SELECT FROM \
+         pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.objid = t.oid AND x.deptype = 'e')",
     ),
     (
         "function",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || p.oid::regprocedure, 'its definition is moved' FROM pg_proc p \
-      JOIN pg_namespace n ON n.oid = p.pronamespace WHERE {user} AND NOT EXISTS \
-      (SELECT FROM pg_depend x WHERE x.classid = 'pg_proc'::regclass AND x.objid = p.oid AND x.deptype = 'e')",
+        "SELECT n.nspname || '.' || p.oid::regprocedure, 'its definition is moved' FROM pg_proc p JOIN pg_namespace n \
+         ON n.oid = p.pronamespace WHERE {user} AND NOT EXISTS (SELECT FROM pg_depend x WHERE x.classid = \
+         'pg_proc'::regclass AND x.objid = p.oid AND x.deptype = 'e')",
     ),
     (
         "publication",
         Verdict::NotMoved,
-        "SELECT pubname::text, 'subscribers must connect to the target and start again' \
-      FROM pg_publication WHERE pubname !~ '^stillpoint_'",
+        "SELECT pubname::text, 'subscribers must connect to the target and start again' FROM pg_publication WHERE \
+         pubname !~ '^stillpoint_'",
     ),
     (
         "subscription",
         Verdict::Refused,
-        "SELECT s.subname::text, 'changes that it receives would arrive only on the source; drop it first' \
-      FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database()",
+        "SELECT s.subname::text, 'changes that it receives would arrive only on the source; drop it first' FROM \
+         pg_subscription s JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database()",
     ),
     (
         "replication slot",
         Verdict::NotMoved,
-        "SELECT slot_name::text, 'its reader must start again on the target' \
-      FROM pg_replication_slots WHERE database = current_database() AND slot_name !~ '^stillpoint_'",
+        "SELECT slot_name::text, 'its reader must start again on the target' FROM pg_replication_slots WHERE database \
+         = current_database() AND slot_name !~ '^stillpoint_'",
     ),
     (
         "prepared transaction",
         Verdict::Refused,
-        "SELECT gid, 'commit or roll it back first: it is ' || \
-      justify_interval(date_trunc('second', now() - prepared)) || ' old, and the snapshot would wait for it' \
-      FROM pg_prepared_xacts WHERE database = current_database()",
+        "SELECT gid, 'commit or roll it back first: it is ' || justify_interval(date_trunc('second', now() - \
+         prepared)) || ' old, and the snapshot would wait for it' FROM pg_prepared_xacts WHERE database = \
+         current_database()",
     ),
     (
         "keyed by number",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname || '.' || a.attname, 'object identifiers of relations and types differ \
-         on the target' FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
-      JOIN pg_namespace n ON n.oid = c.relnamespace WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r' \
-      AND a.atttypid IN (2205, 2206, 24, 2202, 3734, 3769) AND {user} AND {own}",
+        "SELECT {table} || '.' || a.attname, 'object identifiers of relations and types differ on the target' FROM \
+         pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
+         a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r' AND a.atttypid IN (2205, 2206, 24, 2202, 3734, 3769) \
+         AND {user} AND {own}",
     ),
 ];
 
 async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut Vec<Finding>) -> Result<(), Error> {
-    for (kind, verdict, query) in SURVEY {
-        let query = query.replace("{user}", USER_SCHEMA).replace("{own}", NOT_OF_EXTENSION);
+    let relations = RELATIONS.iter().map(|(kind, verdict, which, note)| {
+        let from = "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace";
+        let note = literal(note);
+        (kind, verdict, format!("SELECT {{table}}, {note} {from} WHERE {which} AND {{user}} AND {{own}}"))
+    });
+    let others = SURVEY.iter().map(|(kind, verdict, query)| (kind, verdict, (*query).to_owned()));
+    for (kind, verdict, query) in relations.chain(others) {
+        let query = query
+            .replace("{table}", "n.nspname || '.' || c.relname")
+            .replace("{user}", USER_SCHEMA)
+            .replace("{own}", NOT_OF_EXTENSION);
         for row in link.query(&query).await? {
             let (mut verdict, mut note) = (*verdict, text(&row, 1));
             if *kind == "unlogged table" && accepted.unlogged_empty {

@@ -26,10 +26,11 @@ const DEFINITIONS_EXTENSION: &str = "definitions";
 const PROGRESS_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// Progress of a migration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Objects are about to be created on the servers.
+    #[default]
     Begun,
     /// Step 1 of the paper: the snapshot is taken, and changes are kept.
     Snapshotted,
@@ -72,7 +73,7 @@ impl Capture {
 }
 
 /// A target that is not the one to which clients are to go.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherTarget {
     /// Number of the target; part of the name of its slot.
     pub(crate) number: usize,
@@ -96,15 +97,7 @@ pub struct OtherTarget {
 impl OtherTarget {
     /// Makes a target that was named and for which nothing has been done.
     pub(crate) fn new(number: usize, server: String) -> OtherTarget {
-        OtherTarget {
-            number,
-            server,
-            made_database: false,
-            made_roles: Vec::new(),
-            following: false,
-            horizon: 0,
-            dropped: None,
-        }
+        OtherTarget { number, server, ..OtherTarget::default() }
     }
 
     /// Returns true if it holds the snapshot and repeats the commits of the source.
@@ -114,7 +107,7 @@ impl OtherTarget {
 }
 
 /// Everything that a later command, or the next run after a crash, must know. It holds no secrets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Version of the record's format.
     pub v: u32,

@@ -13,7 +13,7 @@ use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::{literal, number, text};
 
 /// State of a migration, as its journal and both servers report it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// The journal's record; `None` if there is no migration.
     pub record: Option<Record>,
@@ -84,18 +84,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         None => None,
     };
     let serving = serving.and_then(side).map(|side| if side == Side::Source { "source" } else { "target" });
-    let mut status = Status {
-        record,
-        serving,
-        copying: BTreeMap::new(),
-        kept_for_others: BTreeMap::new(),
-        kept_bytes: None,
-        orphans: Vec::new(),
-        owner: None,
-        at_work: None,
-        unasked: None,
-        defined_since: Vec::new(),
-    };
+    let mut status = Status { record, serving, ..Status::default() };
     if let Some(record) = &status.record {
         let others = record.others.iter().map(|other| (other.number, &other.server));
         for (number, server) in std::iter::once((record.number, &record.target)).chain(others) {
