@@ -15,7 +15,7 @@ use stillpoint_migrate_replay::Token;
 use crate::catalogue::{Catalogue, Table};
 use crate::control::by_first_words;
 use crate::error::Refusal;
-use crate::parse::{self, Places, fold_case, parsed};
+use crate::parse::{self, Places, fold_case, name_parts, parsed};
 
 /// Maximum number of RETURNING words that are tried in one text, from the last one backwards.
 const RETURNING_TRIED_MAX: usize = 16;
@@ -239,7 +239,7 @@ fn only_harmless_functions(statement: &Statement, catalogue: &Catalogue) -> Resu
     struct Functions<'a>(&'a Catalogue);
     impl Functions<'_> {
         fn judge(&self, name: &ObjectName) -> ControlFlow<String> {
-            let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
+            let parts = name_parts(name);
             match parts.last() {
                 Some(last) if self.0.may_write.contains(last) => ControlFlow::Break(parts.join(".")),
                 _ => ControlFlow::Continue(()),
@@ -355,14 +355,7 @@ struct Target<'a> {
 
 impl<'a> Target<'a> {
     fn find(name: &ObjectName, alias: Option<&Ident>, catalogue: &'a Catalogue) -> Result<Target<'a>, Refusal> {
-        let unknown = || Refusal::UnknownTable(name.to_string());
-        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
-        let table = match &parts[..] {
-            [name] => catalogue.table(None, name),
-            [schema, name] => catalogue.table(Some(schema), name),
-            _ => None,
-        };
-        let table = table.ok_or_else(unknown)?;
+        let table = catalogue.table(&name_parts(name)).ok_or_else(|| Refusal::UnknownTable(name.to_string()))?;
         if let Some(kind) = table.kind {
             return Err(Refusal::NotATable(table.name.clone(), kind));
         }

@@ -24,12 +24,6 @@ pub(crate) struct ProxyClient {
     tenant: String,
 }
 
-/// Number of sessions that are ready to move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PreparedSessions {
-    pub(crate) sessions: u64,
-}
-
 /// Work that the proxy has done for clients.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StatementCounts {
@@ -140,14 +134,14 @@ impl ProxyClient {
         Ok(StatementCounts { statements, waits: tenant.map(|tenant| tenant.waits).unwrap_or_default() })
     }
 
-    /// Opens a session on the target for each of the tenant's sessions, and waits until all are ready. `verifiers` are stored
+    /// Opens a session on the target for each of the tenant's sessions, waits until all are ready, and returns their number. `verifiers` are stored
     /// passwords by role, for a target that requires them.
     pub(crate) async fn prepare(
         &mut self,
         target: &Server,
         verifiers: &BTreeMap<String, String>,
         limit: Duration,
-    ) -> Result<PreparedSessions, Error> {
+    ) -> Result<u64, Error> {
         let begun = tokio::time::Instant::now();
         let mut again = false;
         loop {
@@ -158,12 +152,12 @@ impl ProxyClient {
                 limit_ms: limit.saturating_sub(begun.elapsed()).max(PREPARE_TIMEOUT_MIN).as_millis() as u64,
                 again: std::mem::replace(&mut again, true),
             };
-            let (sessions, waiting, pinned, failed) = match self.ask(request).await? {
-                Reply::Prepared { sessions, waiting, pinned, failed } => (sessions, waiting, pinned, failed),
-                reply => return Err(unexpected_reply(&reply)),
+            let reply = self.ask(request).await?;
+            let Reply::Prepared { sessions, waiting, pinned, failed } = reply else {
+                return Err(unexpected_reply(&reply));
             };
             if [&waiting, &pinned, &failed].iter().all(|list| list.is_empty()) {
-                return Ok(PreparedSessions { sessions: sessions as u64 });
+                return Ok(sessions as u64);
             }
             if begun.elapsed() >= limit || !failed.is_empty() {
                 let who = [pinned, failed, waiting].iter().flatten().map(remark).collect();

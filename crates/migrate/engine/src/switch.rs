@@ -171,9 +171,9 @@ pub(crate) async fn prepare(
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
     let stored = to.query(stored).await?;
     let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
-    let ready = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
+    let sessions = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
     let grants = fence::grants(&mut fence::connect_beside(&direction.from).await?, &direction.from.database).await?;
-    Ok(Prepared { following, proxy, grants, sessions: ready.sessions, witness })
+    Ok(Prepared { following, proxy, grants, sessions, witness })
 }
 
 /// Creates or updates the source's present roles on the target.

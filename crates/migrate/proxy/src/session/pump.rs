@@ -269,8 +269,7 @@ impl Pump {
     pub(crate) async fn send_last_message(&mut self, bytes: &[u8]) {
         use tokio::io::AsyncWriteExt;
         if self.down.scanner.at_edge() && self.down.buffer.all_sent() {
-            let _ = self.client.write_all(bytes).await;
-            let _ = self.client.flush().await;
+            let _ = self.client.send(bytes).await;
         }
         let _ = self.client.shutdown().await;
     }

@@ -33,12 +33,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_migrate_capture::facts::{self, Facts, SessionContext};
 use stillpoint_migrate_capture::{Catalogue, RewrittenStatement};
-use stillpoint_migrate_postgres::exchange;
+use stillpoint_migrate_postgres::{Stream, exchange};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frontend::{
     self, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query, put_sync,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc::UnboundedReceiver;
 use transaction::{Counts, Transaction};
 
@@ -332,23 +332,11 @@ impl CapturedSession {
     }
 
     async fn flush_client(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
-        if !self.to_client.is_empty() {
-            pump.client.write_all(&self.to_client).await.map_err(SessionError::Client)?;
-            pump.client.flush().await.map_err(SessionError::Client)?;
-            self.to_client.clear();
-            self.to_client.shrink_to(SMALL_MESSAGE_BYTES);
-        }
-        Ok(())
+        send_all(&mut pump.client, &mut self.to_client).await.map_err(SessionError::Client)
     }
 
     async fn flush_server(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
-        if !self.to_server.is_empty() {
-            pump.server.write_all(&self.to_server).await.map_err(SessionError::Server)?;
-            pump.server.flush().await.map_err(SessionError::Server)?;
-            self.to_server.clear();
-            self.to_server.shrink_to(SMALL_MESSAGE_BYTES);
-        }
-        Ok(())
+        send_all(&mut pump.server, &mut self.to_server).await.map_err(SessionError::Server)
     }
 
     /// Waits until the server owes nothing.
@@ -567,6 +555,16 @@ impl CapturedSession {
         self.transaction_over();
         Ok(())
     }
+}
+
+/// Sends the bytes that wait, and keeps little memory for the next ones.
+async fn send_all(stream: &mut Stream, waiting: &mut Vec<u8>) -> std::io::Result<()> {
+    if !waiting.is_empty() {
+        stream.send(waiting).await?;
+        waiting.clear();
+        waiting.shrink_to(SMALL_MESSAGE_BYTES);
+    }
+    Ok(())
 }
 
 /// Name and value of a setting that changes the text of values for a reader, if there is one.
