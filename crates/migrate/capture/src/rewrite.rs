@@ -148,13 +148,11 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Eff
                 },
                 Some(_) => return Err(Refusal::NoReturning("INSERT ... ON DUPLICATE KEY")),
             };
-            let seen = target.returning(text, statement, action, &changed)?;
-            Ok(match seen {
-                Effect::Writes(rewritten) => {
-                    Effect::Writes(RewrittenStatement { may_conflict: insert.on.is_some(), ..rewritten })
-                }
-                other => other,
-            })
+            let mut effect = target.returning(text, statement, action, &changed)?;
+            if let Effect::Writes(rewritten) = &mut effect {
+                rewritten.may_conflict = insert.on.is_some();
+            }
+            Ok(effect)
         }
         Statement::Update(update) => {
             let (name, alias) = only_table(&update.table, "UPDATE")?;
@@ -193,14 +191,10 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Eff
             Ok(Effect::Nothing)
         }
         Statement::Copy { to: false, .. } => Err(Refusal::NoReturning("COPY FROM")),
-        statement if is_harmless(statement) => Ok(Effect::Nothing),
+        // These change no row of any table.
+        Statement::Copy { to: true, .. } | Statement::Declare { .. } | Statement::Explain { .. } => Ok(Effect::Nothing),
         _ => Ok(Effect::Barrier(vec![Token::Everything])),
     }
-}
-
-/// Returns true for statements that change no row of any table, beside those recognized by their first words.
-fn is_harmless(statement: &Statement) -> bool {
-    matches!(statement, Statement::Copy { to: true, .. } | Statement::Declare { .. } | Statement::Explain { .. })
 }
 
 /// Returns true if the statement creates or drops only temporary tables or views of the session.

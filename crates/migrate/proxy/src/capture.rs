@@ -94,7 +94,7 @@ impl CaptureState {
 }
 
 /// A capture that runs, or ran.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Capture {
     live: AtomicBool,
     statements: bool,
@@ -106,7 +106,7 @@ pub(crate) struct Capture {
 }
 
 /// Memory for messages that are held whole, shared by all captured sessions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Memory {
     pub(crate) held: Arc<AtomicUsize>,
     pub(crate) max_bytes: usize,
@@ -146,14 +146,7 @@ impl Drop for MemoryShare {
 impl Capture {
     /// Captures rows, and with `statements` the statements too.
     pub(crate) fn new(statements: bool, memory: Memory) -> Capture {
-        Capture {
-            live: AtomicBool::new(true),
-            statements,
-            state: Mutex::default(),
-            uncommitted: Arc::default(),
-            memory,
-            changed: Notify::new(),
-        }
+        Capture { live: AtomicBool::new(true), statements, memory, ..Capture::default() }
     }
 
     /// Reserves room for a message; `None` if all messages together would take too much.

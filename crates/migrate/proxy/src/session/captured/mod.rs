@@ -36,7 +36,7 @@ use stillpoint_migrate_capture::{Catalogue, RewrittenStatement};
 use stillpoint_migrate_postgres::{Stream, exchange};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frontend::{
-    self, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query, put_sync,
+    self, SYNC, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query,
 };
 use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -76,15 +76,16 @@ enum ExpectedReply {
 }
 
 /// Protocol that the client sees for the present work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum QueryProtocol {
+    #[default]
     Extended,
     /// The client sent a Query; the proxy executes it by the extended protocol.
     Simple,
 }
 
 /// State of a captured session.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct CapturedSession {
     capture: Arc<Capture>,
     catalogue: Catalogue,
@@ -148,46 +149,13 @@ impl CapturedSession {
     ) -> Result<Result<CapturedSession, String>, SessionError> {
         let mut question = Vec::new();
         put_question(&mut question);
-        put_sync(&mut question);
+        question.extend(SYNC);
         let answers = exchange(&mut pump.server, &question, 1).await?;
         pump.inject(&answers.aside);
         if let Some((code, message)) = answers.error {
             return Ok(Err(format!("cannot query the catalogue: {code}: {message}")));
         }
-        let mut captured = CapturedSession {
-            capture,
-            catalogue: Catalogue::default(),
-            audited: String::new(),
-            defers: false,
-            context: Arc::default(),
-            stale: false,
-            judged: HashMap::new(),
-            statements: HashMap::new(),
-            portals: HashMap::new(),
-            bound: HashMap::new(),
-            twins: HashMap::new(),
-            twins_made: 0,
-            forgotten: Vec::new(),
-            transaction: Transaction::default(),
-            block: false,
-            failed: false,
-            skipping: false,
-            must_roll_back: false,
-            offset: 0,
-            errors_until_ready: false,
-            copying: false,
-            protocol: QueryProtocol::Extended,
-            held: None,
-            hold: false,
-            tag: Vec::new(),
-            own_rows: Vec::new(),
-            expected: VecDeque::new(),
-            from_client: Inbox::default(),
-            from_server: Inbox::default(),
-            kept: Vec::new(),
-            to_client: Vec::new(),
-            to_server: Vec::new(),
-        };
+        let mut captured = CapturedSession { capture, ..CapturedSession::default() };
         if let Some((name, text)) = frontend::parse_text(&pump.tracker.unnamed) {
             let types = pump.tracker.unnamed[name.len() + text.len() + 2..].to_vec();
             captured.statements.insert(Vec::new(), Arc::new(Statement { text: text.to_vec(), types }));
@@ -235,7 +203,7 @@ impl CapturedSession {
     pub(super) async fn end(mut self, pump: &mut Pump) -> Result<(), SessionError> {
         let mut bytes = Vec::new();
         self.twins.values().chain(&self.forgotten).for_each(|twin| put_close_statement(&mut bytes, twin));
-        put_sync(&mut bytes);
+        bytes.extend(SYNC);
         let answers = exchange(&mut pump.server, &bytes, 1).await?;
         pump.return_lanes(&self.from_client.take_rest(), &self.to_client);
         pump.inject(&answers.aside);
