@@ -177,10 +177,7 @@ impl Error {
 
     /// SQLSTATE of a server's error.
     pub fn sqlstate(&self) -> Option<&str> {
-        match self {
-            Error::Server(error) => error.sqlstate(),
-            _ => None,
-        }
+        if let Error::Server(error) = self { error.sqlstate() } else { None }
     }
 }
 

@@ -4,7 +4,7 @@
 //! Follows the PostgreSQL manual, "Logical Replication Message Formats".
 
 use crate::Error;
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, TryGetError};
 
 /// A position in the write-ahead log.
 pub type Lsn = u64;
@@ -88,17 +88,17 @@ pub(crate) enum Streamed {
 
 /// Decodes the contents of one CopyData.
 pub(crate) fn streamed(mut body: Bytes) -> Result<Streamed, Error> {
-    match byte(&mut body)? {
+    match body.try_get_u8()? {
         b'w' => {
-            let _start = long(&mut body)?;
-            let end = long(&mut body)?;
-            let _sent = long(&mut body)?;
+            let _start = body.try_get_u64()?;
+            let end = body.try_get_u64()?;
+            let _sent = body.try_get_u64()?;
             Ok(Streamed::Data { end, message: message(body)? })
         }
         b'k' => {
-            let end = long(&mut body)?;
-            let _sent = long(&mut body)?;
-            Ok(Streamed::KeepAlive { end, answer: byte(&mut body)? == 1 })
+            let end = body.try_get_u64()?;
+            let _sent = body.try_get_u64()?;
+            Ok(Streamed::KeepAlive { end, answer: body.try_get_u8()? == 1 })
         }
         other => Err(broken(format!("unknown kind {other:#04x}"))),
     }
@@ -119,33 +119,33 @@ pub(crate) fn status_update(received: Lsn, confirmed: Lsn) -> Bytes {
 
 /// Decodes one message, as the stream holds it and as a slot's function returns it.
 pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
-    let tag = byte(&mut body)?;
+    let tag = body.try_get_u8()?;
     let message = match tag {
         b'B' => {
-            let commit_lsn = long(&mut body)?;
-            let _time = long(&mut body)?;
-            Message::Begin { commit_lsn, xid: word(&mut body)? }
+            let commit_lsn = body.try_get_u64()?;
+            let _time = body.try_get_u64()?;
+            Message::Begin { commit_lsn, xid: body.try_get_u32()? }
         }
         b'C' => {
-            let _flags = byte(&mut body)?;
-            let commit_lsn = long(&mut body)?;
-            let end_lsn = long(&mut body)?;
-            let _time = long(&mut body)?;
+            let _flags = body.try_get_u8()?;
+            let commit_lsn = body.try_get_u64()?;
+            let end_lsn = body.try_get_u64()?;
+            let _time = body.try_get_u64()?;
             Message::Commit { commit_lsn, end_lsn }
         }
         b'R' => Message::Relation(relation(&mut body)?),
         b'I' => {
-            let relation = word(&mut body)?;
+            let relation = body.try_get_u32()?;
             expect(&mut body, b'N')?;
             Message::Insert { relation, new: tuple(&mut body)? }
         }
         b'U' => {
-            let relation = word(&mut body)?;
-            let mut kind = byte(&mut body)?;
+            let relation = body.try_get_u32()?;
+            let mut kind = body.try_get_u8()?;
             let mut old = None;
             if matches!(kind, b'K' | b'O') {
                 old = Some(tuple(&mut body)?);
-                kind = byte(&mut body)?;
+                kind = body.try_get_u8()?;
             }
             if kind != b'N' {
                 return Err(broken(format!("an update without its new row: {kind:#04x}")));
@@ -153,24 +153,24 @@ pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
             Message::Update { relation, old, new: tuple(&mut body)? }
         }
         b'D' => {
-            let relation = word(&mut body)?;
-            let kind = byte(&mut body)?;
+            let relation = body.try_get_u32()?;
+            let kind = body.try_get_u8()?;
             if !matches!(kind, b'K' | b'O') {
                 return Err(broken(format!("a delete without its old row: {kind:#04x}")));
             }
             Message::Delete { relation, old: tuple(&mut body)? }
         }
         b'T' => {
-            let count = word(&mut body)?;
-            let options = byte(&mut body)?;
-            let relations = (0..count).map(|_| word(&mut body)).collect::<Result<_, _>>()?;
+            let count = body.try_get_u32()?;
+            let options = body.try_get_u8()?;
+            let relations = (0..count).map(|_| body.try_get_u32()).collect::<Result<_, _>>()?;
             Message::Truncate { relations, cascade: options & 1 != 0, restart_identity: options & 2 != 0 }
         }
         b'M' => {
-            let _flags = byte(&mut body)?;
-            let _lsn = long(&mut body)?;
+            let _flags = body.try_get_u8()?;
+            let _lsn = body.try_get_u64()?;
             let prefix = name(&mut body)?;
-            let length = word(&mut body)? as usize;
+            let length = body.try_get_u32()? as usize;
             Message::Emitted { prefix, content: take(&mut body, length)? }
         }
         b'Y' | b'O' => return Ok(Message::Other),
@@ -180,32 +180,32 @@ pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
 }
 
 fn relation(body: &mut Bytes) -> Result<Relation, Error> {
-    let oid = word(body)?;
+    let oid = body.try_get_u32()?;
     let schema = name(body)?;
     // The empty name means pg_catalog.
     let schema = if schema.is_empty() { "pg_catalog".to_owned() } else { schema };
     let table = name(body)?;
-    let identity = byte(body)?;
-    let count = half(body)?;
+    let identity = body.try_get_u8()?;
+    let count = body.try_get_u16()?;
     let mut columns = Vec::with_capacity(usize::from(count));
     for _ in 0..count {
-        let flags = byte(body)?;
-        let column = Column { name: name(body)?, key: flags & 1 != 0, type_oid: word(body)? };
-        let _modifier = word(body)?;
+        let flags = body.try_get_u8()?;
+        let column = Column { name: name(body)?, key: flags & 1 != 0, type_oid: body.try_get_u32()? };
+        let _modifier = body.try_get_u32()?;
         columns.push(column);
     }
     Ok(Relation { oid, schema, name: table, identity, columns })
 }
 
 fn tuple(body: &mut Bytes) -> Result<Tuple, Error> {
-    let count = half(body)?;
+    let count = body.try_get_u16()?;
     let mut values = Vec::with_capacity(usize::from(count));
     for _ in 0..count {
-        values.push(match byte(body)? {
+        values.push(match body.try_get_u8()? {
             b'n' => Value::Null,
             b'u' => Value::Unchanged,
             b't' => {
-                let length = word(body)? as usize;
+                let length = body.try_get_u32()? as usize;
                 Value::Text(take(body, length)?)
             }
             other => return Err(broken(format!("unknown value {other:#04x}"))),
@@ -222,32 +222,19 @@ fn name(body: &mut Bytes) -> Result<String, Error> {
 }
 
 fn take(body: &mut Bytes, length: usize) -> Result<Bytes, Error> {
-    if body.len() < length { Err(short()) } else { Ok(body.split_to(length)) }
+    let missing = TryGetError { requested: length, available: body.len() };
+    if body.len() < length { Err(missing.into()) } else { Ok(body.split_to(length)) }
 }
 
 fn expect(body: &mut Bytes, wanted: u8) -> Result<(), Error> {
-    let found = byte(body)?;
+    let found = body.try_get_u8()?;
     if found == wanted { Ok(()) } else { Err(broken(format!("{found:#04x} instead of {wanted:#04x}"))) }
 }
 
-fn byte(body: &mut Bytes) -> Result<u8, Error> {
-    body.try_get_u8().map_err(|_| short())
-}
-
-fn half(body: &mut Bytes) -> Result<u16, Error> {
-    body.try_get_u16().map_err(|_| short())
-}
-
-fn word(body: &mut Bytes) -> Result<u32, Error> {
-    body.try_get_u32().map_err(|_| short())
-}
-
-fn long(body: &mut Bytes) -> Result<u64, Error> {
-    body.try_get_u64().map_err(|_| short())
-}
-
-fn short() -> Error {
-    broken("a message ends early".into())
+impl From<TryGetError> for Error {
+    fn from(_: TryGetError) -> Error {
+        broken("a message ends early".into())
+    }
 }
 
 fn broken(what: String) -> Error {

@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use stillpoint_migrate_capture::Action;
 use stillpoint_migrate_control::Reply;
 use stillpoint_migrate_control::rows::{Row, Syncset, TableShape};
-use stillpoint_migrate_replay::Token;
 use tokio::sync::{Notify, mpsc};
 
 /// Maximum items that are passed on together.
@@ -139,7 +138,7 @@ impl Translator {
         }
         let bytes = rows.iter().map(row_bytes).sum();
         let writes = self.tables.writes(rows)?;
-        let told = Some(tokens.into_iter().map(Token::from).collect());
+        let told = Some(tokens);
         Ok(Item::Transaction(Transaction { stamp, xid, writes, bytes, told, early: false }))
     }
 }
@@ -227,6 +226,7 @@ pub(super) fn row_bytes(row: &Row) -> u64 {
 mod tests {
     use super::*;
     use crate::transaction::tests::table_def;
+    use stillpoint_migrate_replay::Token;
 
     fn translator() -> Translator {
         let seen = SourceSnapshot::parse("10:20:12").unwrap();

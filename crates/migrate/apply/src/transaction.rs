@@ -209,19 +209,12 @@ impl Transaction {
                         tokens.extend(unique_token(table, index, new));
                     }
                 }
-                Write::Upsert { table, new } => {
-                    row_token(table, new, &mut tokens);
+                Write::Upsert { table, new: row } | Write::Delete { table, old: row } => {
+                    row_token(table, row, &mut tokens);
                     whole_indexes(table, &mut tokens);
                 }
                 Write::Update { table, old, new } => {
-                    if let Some(old) = old {
-                        row_token(table, old, &mut tokens);
-                    }
-                    row_token(table, new, &mut tokens);
-                    whole_indexes(table, &mut tokens);
-                }
-                Write::Delete { table, old } => {
-                    row_token(table, old, &mut tokens);
+                    old.iter().chain([new]).for_each(|row| row_token(table, row, &mut tokens));
                     whole_indexes(table, &mut tokens);
                 }
                 Write::Truncate { tables, .. } => {

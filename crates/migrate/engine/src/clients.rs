@@ -84,14 +84,8 @@ struct Throughput {
 
 impl Throughput {
     fn of(usual: f64) -> Throughput {
-        Throughput {
-            usual,
-            smoothed: usual,
-            last: usual,
-            vain_windows: 0,
-            vain_windows_limit: VAIN_WINDOWS,
-            given_up: None,
-        }
+        let vain_windows_limit = VAIN_WINDOWS;
+        Throughput { usual, smoothed: usual, last: usual, vain_windows_limit, ..Throughput::default() }
     }
 
     /// Returns the share of the usual rate that clients keep; `None` if there are too few statements.

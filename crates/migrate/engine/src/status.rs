@@ -97,11 +97,12 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     // fill a disk in use.
     let back = status.record.as_ref().is_some_and(|record| matches!(record.phase, Phase::Switched | Phase::Returning));
     let slot = status.record.as_ref().map(|record| if back { record.back_slot() } else { record.slot() });
-    let others =
-        status.record.as_ref().filter(|_| !back).map(|record| {
-            record.others.iter().map(|other| (record.slot_of(other.number), other.server.clone())).collect()
-        });
-    let others: BTreeMap<String, String> = others.unwrap_or_default();
+    let others = status
+        .record
+        .iter()
+        .filter(|_| !back)
+        .flat_map(|record| record.others.iter().map(|other| (record.slot_of(other.number), other.server.clone())));
+    let others: BTreeMap<String, String> = others.collect();
     let server = if back { &options.target } else { &options.source };
     let mut link = match fence::connect_beside(server).await {
         Ok(link) => link,

@@ -39,17 +39,17 @@ pub(crate) async fn recover(options: &Options, reporter: &Reporter) -> Result<Re
     }
     // Read only now that the lock is held: a guardian may have changed it before.
     let phase = journal.record.phase;
-    if phase == Phase::Switched {
-        settle(options, &SharedJournal::new(&mut journal), None, reporter).await.map_err(Failure::on_target)?;
-        return Ok(Recovery::Switched);
-    }
     if phase == Phase::Switching {
         let switched = serves(options, &journal.record, Side::Target).await.map_err(Failure::unknown)?;
         if switched {
             journal.update(|record| record.phase = Phase::Switched).map_err(Failure::on_target)?;
-            settle(options, &SharedJournal::new(&mut journal), None, reporter).await.map_err(Failure::on_target)?;
-            return Ok(Recovery::Switched);
         }
+    }
+    if journal.record.phase == Phase::Switched {
+        settle(options, &SharedJournal::new(&mut journal), None, reporter).await.map_err(Failure::on_target)?;
+        return Ok(Recovery::Switched);
+    }
+    if phase == Phase::Switching {
         let lifted = async {
             fence::lift_if_fenced(&options.source, journal.record.fenced.as_ref()).await?;
             journal.update(|record| record.phase = Phase::Following)

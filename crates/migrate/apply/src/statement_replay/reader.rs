@@ -138,7 +138,7 @@ impl Reader {
             stamp: set.stamp,
             xid: if wrote { Some(Xid(parse_xid(&set.xid)?)) } else { None },
             running: statements.running.map(RunningId),
-            tokens: set.tokens.into_iter().map(Token::from).collect(),
+            tokens: set.tokens,
             operations: statements.operations,
             settings: Arc::clone(&self.settings),
             role: Arc::clone(&self.role),

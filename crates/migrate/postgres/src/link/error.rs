@@ -151,22 +151,14 @@ impl ServerError {
 
     /// Returns true if a server could not make a text or message because it would be longer than a gigabyte.
     pub fn is_of_length(&self) -> bool {
-        match self {
-            // These errors have no code of their own.
-            ServerError::Sql { code, message, .. } => {
-                code == "54000"
-                    && (message.starts_with("out of memory") || message.starts_with("string buffer exceeds"))
-                    || code == "XX000" && message.starts_with("invalid memory alloc request size")
-            }
-            _ => false,
-        }
+        let ServerError::Sql { code, message, .. } = self else { return false };
+        // These errors have no code of their own.
+        code == "54000" && (message.starts_with("out of memory") || message.starts_with("string buffer exceeds"))
+            || code == "XX000" && message.starts_with("invalid memory alloc request size")
     }
 
     /// SQLSTATE of a server's error.
     pub fn sqlstate(&self) -> Option<&str> {
-        match self {
-            ServerError::Sql { code, .. } => Some(code),
-            _ => None,
-        }
+        if let ServerError::Sql { code, .. } = self { Some(code) } else { None }
     }
 }
