@@ -27,7 +27,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
 
 /// Reads every message in the same way as the proxy, and checks that all bytes are accounted for.
 fn stream(bytes: &[u8], client: bool) {
-    let (mut scanner, mut at, mut conversation) = (Scanner::new((1 << 30) - 1), 0, Conversation::new());
+    let (mut scanner, mut at, mut conversation) = (Scanner::new((1 << 30) - 1), 0, Conversation::default());
     while let Ok(step) = scanner.peek(&bytes[at..]) {
         match step {
             Step::Starved => break,

@@ -6,10 +6,10 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 
 // Not public in its crate; it is pure and has no dependencies, so this program can compile it directly.
 #[allow(dead_code)]
-#[path = "../../crates/migrate/engine/src/pgoutput.rs"]
+#[path = "../../crates/migrate/apply/src/pgoutput.rs"]
 mod pgoutput;
 
-/// Subset of the engine's errors that the parser returns.
+/// Subset of the crate's errors that the parser returns.
 #[derive(Debug, PartialEq, Eq)]
 enum Error {
     Pgoutput(String),

@@ -5,9 +5,8 @@ use crate::output::{Exit, Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
-use stillpoint_migrate_engine::{
-    AttachOptions, AttachReport, DetachOptions, DetachReport, Error, Server, attach, detach,
-};
+use stillpoint_migrate_attach::{AttachOptions, AttachReport, DetachOptions, DetachReport, Error, attach, detach};
+use stillpoint_migrate_engine::{Server, running_migrations};
 
 /// Server and proxy.
 #[derive(clap::Args)]
@@ -99,10 +98,11 @@ fn show(options: &AttachOptions, attached: &AttachReport, output: &Output) {
 
 /// Runs `stillpoint migrate detach`.
 pub(crate) fn run_detach(args: &DetachArgs, output: &Output) -> Result<(), Failure> {
-    let (place, state, moved) = (&args.place, args.state.clone(), args.moved);
+    let (place, moved) = (&args.place, args.moved);
     let (source, config, dry_run) = (place.source()?, place.config.clone(), place.dry_run);
-    let options = DetachOptions { source, config, state, moved, dry_run };
-    let detached = block_on(detach(&options))?.map_err(failure)?;
+    let options = DetachOptions { source, config, moved, dry_run };
+    let migrations = || running_migrations(&args.state, &options.source);
+    let detached = block_on(detach(&options, migrations))?.map_err(failure)?;
     output.result("detached", &Line { dry_run: options.dry_run, what: &detached });
     let DetachReport { already, led, sessions } = detached;
     let source = &options.source;
@@ -132,10 +132,8 @@ fn failure(error: Error) -> Failure {
         Error::Detach(_) => {
             "`fallback` or `finish` ends a migration; --moved confirms that clients connect to the new server"
         }
-        Error::Proxy(_) | Error::ProxyGone(_) => {
-            "check that the proxy of --config runs: stillpoint migrate proxy --config FILE"
-        }
-        Error::Program { .. } => "rules of nftables require root on the machine where connections arrive",
+        Error::Proxy(_) => "check that the proxy of --config runs: stillpoint migrate proxy --config FILE",
+        Error::Nft(_) => "rules of nftables require root on the machine where connections arrive",
         _ => "check that the server runs, and that --source has the address that clients use",
     };
     let state = "clients connect as before";

@@ -73,7 +73,7 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
         return if refused { Err(error()) } else { Ok(()) };
     }
     let outcome = run_watched(&args.servers, &options, output, |observer| engine::fallback(&options, observer))?;
-    let database = options.source.database_name();
+    let database = &options.source.database;
     let paused_us = match outcome {
         engine::Outcome::Switched { paused } => Some(paused.as_micros() as u64),
         engine::Outcome::AlreadyThere => None,
@@ -103,7 +103,7 @@ pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
         );
     }
     run_guarded(&args.servers, || block_on(engine::finish(&options))?.map_err(failure))?;
-    let database = options.source.database_name();
+    let database = &options.source.database;
     output.result("finished", &Line { database, paused_us: None });
     output.line(format_args!("{database}: finished; the source keeps its rows, and connections to it stay disabled"));
     Ok(())
@@ -118,7 +118,7 @@ pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
         return show_dry_run(&options, output, "would drop slots, publications, schema and the target's database");
     }
     let state = block_on(engine::abort(&options))?.map_err(not_aborted)?;
-    let database = options.source.database_name();
+    let database = &options.source.database;
     output.result("aborted", &Line { database, paused_us: None });
     output.line(format_args!("{database}: {state}"));
     Ok(())
@@ -143,9 +143,9 @@ fn show_dry_run(options: &engine::Options, output: &Output, what: &str) -> Resul
         }
         None => match status.owner {
             Some(owner) => {
-                output.line(format_args!("{}: {owner}, which is not in this directory", options.source.database_name()))
+                output.line(format_args!("{}: {owner}, which is not in this directory", options.source.database))
             }
-            None => output.line(format_args!("{}: there is no migration", options.source.database_name())),
+            None => output.line(format_args!("{}: there is no migration", options.source.database)),
         },
     }
     Ok(())

@@ -75,11 +75,11 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         Outcome::Switched { paused } => output.line(format_args!(
             "{}: clients are on the target, and were paused for {:.1} ms. `fallback` rolls back, `finish` ends the \
              migration",
-            options.source.database_name(),
+            options.source.database,
             paused.as_secs_f64() * 1e3
         )),
         Outcome::AlreadyThere => {
-            output.line(format_args!("{}: clients are already on the target", options.source.database_name()))
+            output.line(format_args!("{}: clients are already on the target", options.source.database))
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use stillpoint_events::Event;
-use stillpoint_migrate_engine::{self as engine, Error, Observer, Options, Server, State};
+use stillpoint_migrate_engine::{self as engine, Observer, Options, Server, ServerError, State};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Hint for a server that cannot be reached.
@@ -42,9 +42,9 @@ pub(super) struct Servers {
 impl Servers {
     /// Converts these arguments to options.
     pub(super) fn options(&self) -> Result<Options, Failure> {
-        let refused = |error: Error| Failure::refused(error).hint("--help");
+        let refused = |error: ServerError| Failure::refused(error).hint("--help");
         let source = Server::parse("source", &self.source, self.database.as_deref()).map_err(refused)?;
-        let database = self.database.as_deref().unwrap_or(source.database_name());
+        let database = self.database.as_deref().unwrap_or(&source.database);
         // A database keeps its name, so the target's connection string need not repeat it.
         let target = |conninfo: &String| {
             let named = conninfo.contains("dbname") || conninfo.starts_with("postgres");

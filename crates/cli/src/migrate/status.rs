@@ -18,7 +18,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let status = block_on(status(&options))?
         .map_err(|error| Failure::failed(error, "nothing was touched").hint(REACHABILITY_HINT))?;
     output.result("migration", &status);
-    let database = options.source.database_name();
+    let database = &options.source.database;
     if let Some(why) = &status.unasked
         && !status.is_known()
     {

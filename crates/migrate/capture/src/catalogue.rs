@@ -106,12 +106,13 @@ impl Catalogue {
         self.tables.values()
     }
 
-    /// Finds a table by the name that a statement gives it.
-    pub fn table(&self, schema: Option<&str>, name: &str) -> Option<&Arc<Table>> {
-        let find = |schema: &str| self.tables.get(&(schema.to_owned(), name.to_owned()));
-        match schema {
-            Some(schema) => find(schema),
-            None => self.search_path.iter().find_map(|schema| find(schema)),
+    /// Finds a table by the parts of the name that a statement gives it.
+    pub(crate) fn table(&self, name: &[String]) -> Option<&Arc<Table>> {
+        let find = |schema: &String, name: &String| self.tables.get(&(schema.clone(), name.clone()));
+        match name {
+            [name] => self.search_path.iter().find_map(|schema| find(schema, name)),
+            [schema, name] => find(schema, name),
+            _ => None,
         }
     }
 }

@@ -9,7 +9,7 @@ use sqlparser::ast::{
 
 use crate::catalogue::Catalogue;
 use crate::error::Refusal;
-use crate::parse::{fold_case, parsed};
+use crate::parse::{fold_case, name_parts, parsed};
 
 /// Server functions whose value depends only on their arguments, in any order of rows. A function that is not in this list
 /// counts as not pure.
@@ -90,16 +90,15 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
                 return refuse("UPDATE ... FROM, which takes one of several rows".into());
             }
             let TableFactor::Table { name, .. } = &update.table.relation else { return refuse("the table".into()) };
-            let all: Vec<String> = Vec::new();
             let sets_default = text.to_ascii_uppercase().contains("DEFAULT");
-            if sets_default && let Some(column) = computed_default(name, &all, catalogue)? {
+            if sets_default && let Some(column) = computed_default(name, &[], catalogue)? {
                 return refuse(format!("the default of column {column}"));
             }
         }
         Statement::Delete(_) => {}
         _ => return refuse("this kind of statement".into()),
     }
-    match statement.visit(&mut DeterminismVisitor { rows: ReadRelations::of(catalogue) }) {
+    match statement.visit(&mut RepetitionVisitor { catalogue, writes: true, names: Vec::new() }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(why) => refuse(why),
     }
@@ -110,7 +109,7 @@ fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> 
 pub fn only_reads(text: &str, catalogue: &Catalogue) -> bool {
     let reads = parsed(text, |statements| match &statements[..] {
         [statement @ Statement::Query(_)] => {
-            Ok(statement.visit(&mut ReadOnlyVisitor { rows: ReadRelations::of(catalogue) }).is_continue())
+            Ok(statement.visit(&mut RepetitionVisitor { catalogue, writes: false, names: Vec::new() }).is_continue())
         }
         _ => Ok(false),
     });
@@ -123,93 +122,86 @@ fn last_part(name: &ObjectName) -> Option<String> {
 
 /// Finds a column that is not given and whose default is computed again at each write.
 fn computed_default(name: &ObjectName, given: &[String], catalogue: &Catalogue) -> Result<Option<String>, Refusal> {
-    let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
-    let table = match &parts[..] {
-        [name] => catalogue.table(None, name),
-        [schema, name] => catalogue.table(Some(schema), name),
-        _ => None,
-    };
-    let table = table.ok_or_else(|| Refusal::UnknownTable(name.to_string()))?;
+    let table = catalogue.table(&name_parts(name)).ok_or_else(|| Refusal::UnknownTable(name.to_string()))?;
     let open = table.columns.iter().find(|column| column.computed_default && !given.contains(&column.name));
     Ok(open.map(|column| column.name.clone()))
 }
 
-/// Checks the relations whose rows a statement reads.
-struct ReadRelations<'c> {
+/// Stops at the first part that may differ when a write is repeated, or at the first part of another statement that does more
+/// than read.
+struct RepetitionVisitor<'c> {
     catalogue: &'c Catalogue,
+    /// True for a write, false for a statement that may only read.
+    writes: bool,
     /// Names that are not relations: names from WITH, and functions.
     names: Vec<String>,
 }
 
-impl ReadRelations<'_> {
-    fn of(catalogue: &Catalogue) -> ReadRelations<'_> {
-        ReadRelations { catalogue, names: Vec::new() }
-    }
-
-    /// A statement that locks rows may wait for a transaction that waits for it, or may skip rows.
-    fn query(&mut self, query: &Query) -> ControlFlow<String> {
-        let with = query.with.iter().flat_map(|with| &with.cte_tables);
-        self.names.extend(with.map(|table| fold_case(&table.alias.name)));
-        if query.locks.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break("a row lock".into()) }
-    }
-
-    fn factor(&mut self, table: &TableFactor) {
-        if let TableFactor::Table { name, args: Some(_), .. } = table {
-            self.names.extend(last_part(name));
-        }
-    }
-
-    fn relation(&self, name: &ObjectName) -> ControlFlow<String> {
-        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
-        let table = match &parts[..] {
-            [name] if self.names.contains(name) => return ControlFlow::Continue(()),
-            [name] => self.catalogue.table(None, name),
-            [schema, name] => self.catalogue.table(Some(schema), name),
-            _ => None,
+impl RepetitionVisitor<'_> {
+    fn function(&self, name: &ObjectName) -> ControlFlow<String> {
+        let parts = name_parts(name);
+        let is_immutable = |name: &String| IMMUTABLE_FUNCTIONS.contains(&name.as_str());
+        let is_harmless = match &parts[..] {
+            [name] => is_immutable(name) || !self.writes && SIDE_EFFECT_FREE_FUNCTIONS.contains(&name.as_str()),
+            [schema, name] => schema == "pg_catalog" && is_immutable(name),
+            _ => false,
         };
-        match table {
-            Some(table) if table.temporary => ControlFlow::Break(format!("{name}, which is temporary")),
-            Some(table) => match table.kind {
-                None | Some("partition") => ControlFlow::Continue(()),
-                Some(kind) => ControlFlow::Break(format!("{name}, which is a {kind}")),
-            },
-            None => ControlFlow::Break(format!("{name}, which is not a user table")),
+        if is_harmless {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(format!("function {}", parts.join(".")))
         }
     }
 }
 
-/// Stops at the first part that may differ when the statement is repeated.
-struct DeterminismVisitor<'c> {
-    rows: ReadRelations<'c>,
-}
-
-impl Visitor for DeterminismVisitor<'_> {
+impl Visitor for RepetitionVisitor<'_> {
     type Break = String;
 
     fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<String> {
-        self.rows.relation(name)
+        let parts = name_parts(name);
+        if let [name] = &parts[..]
+            && self.names.contains(name)
+        {
+            return ControlFlow::Continue(());
+        }
+        ControlFlow::Break(match self.catalogue.table(&parts) {
+            Some(table) if table.temporary => format!("{name}, which is temporary"),
+            Some(table) => match table.kind {
+                None | Some("partition") => return ControlFlow::Continue(()),
+                Some(kind) => format!("{name}, which is a {kind}"),
+            },
+            None => format!("{name}, which is not a user table"),
+        })
     }
 
     fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<String> {
-        self.rows.query(query)?;
-        if query.limit_clause.is_some() || query.fetch.is_some() {
+        let with = query.with.iter().flat_map(|with| &with.cte_tables);
+        self.names.extend(with.map(|table| fold_case(&table.alias.name)));
+        // A statement that locks rows may wait for a transaction that waits for it, or may skip rows.
+        if !query.locks.is_empty() {
+            return ControlFlow::Break("a row lock".into());
+        }
+        if self.writes && (query.limit_clause.is_some() || query.fetch.is_some()) {
             return ControlFlow::Break("LIMIT, whose order of rows is not certain".into());
         }
         ControlFlow::Continue(())
     }
 
     fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<String> {
-        self.rows.factor(table);
+        if let TableFactor::Table { name, args: Some(_), .. } = table {
+            self.names.extend(last_part(name));
+        }
         match table {
-            TableFactor::Table { sample: Some(_), .. } => ControlFlow::Break("TABLESAMPLE".into()),
-            TableFactor::Table { name, args: Some(_), .. } | TableFactor::Function { name, .. } => function(name),
+            TableFactor::Table { sample: Some(_), .. } if self.writes => ControlFlow::Break("TABLESAMPLE".into()),
+            TableFactor::Table { name, args: Some(_), .. } | TableFactor::Function { name, .. } => self.function(name),
             _ => ControlFlow::Continue(()),
         }
     }
 
     fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<String> {
         match expr {
-            Expr::Function(called) => function(&called.name),
+            Expr::Function(called) => self.function(&called.name),
+            _ if !self.writes => ControlFlow::Continue(()),
             // The parser reads DEFAULT among values as a name.
             Expr::Identifier(name) if name.quote_style.is_none() && name.value.eq_ignore_ascii_case("default") => {
                 ControlFlow::Break("DEFAULT".into())
@@ -222,52 +214,12 @@ impl Visitor for DeterminismVisitor<'_> {
     }
 
     fn pre_visit_value(&mut self, value: &ValueWithSpan) -> ControlFlow<String> {
+        let is_moment = |text: &str| CURRENT_TIME_TEXTS.contains(&text.trim().to_ascii_lowercase().as_str());
         match &value.value {
             Value::Placeholder(name) => ControlFlow::Break(format!("parameter {name}")),
-            Value::SingleQuotedString(text)
-                if CURRENT_TIME_TEXTS.contains(&text.trim().to_ascii_lowercase().as_str()) =>
-            {
+            Value::SingleQuotedString(text) if self.writes && is_moment(text) => {
                 ControlFlow::Break(format!("'{text}'"))
             }
-            _ => ControlFlow::Continue(()),
-        }
-    }
-}
-
-/// Stops at the first part that does more than read.
-struct ReadOnlyVisitor<'c> {
-    rows: ReadRelations<'c>,
-}
-
-impl Visitor for ReadOnlyVisitor<'_> {
-    type Break = String;
-
-    fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<String> {
-        self.rows.relation(name)
-    }
-
-    fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<String> {
-        self.rows.query(query)
-    }
-
-    fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<String> {
-        self.rows.factor(table);
-        match table {
-            TableFactor::Table { name, args: Some(_), .. } | TableFactor::Function { name, .. } => reading(name),
-            _ => ControlFlow::Continue(()),
-        }
-    }
-
-    fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<String> {
-        match expr {
-            Expr::Function(called) => reading(&called.name),
-            _ => ControlFlow::Continue(()),
-        }
-    }
-
-    fn pre_visit_value(&mut self, value: &ValueWithSpan) -> ControlFlow<String> {
-        match &value.value {
-            Value::Placeholder(name) => ControlFlow::Break(name.clone()),
             _ => ControlFlow::Continue(()),
         }
     }
@@ -288,25 +240,6 @@ const SIDE_EFFECT_FREE_FUNCTIONS: [&str; 12] = [
     "to_char",
     "unnest",
 ];
-
-fn reading(name: &ObjectName) -> ControlFlow<String> {
-    match last_part(name) {
-        Some(last) if name.0.len() == 1 && SIDE_EFFECT_FREE_FUNCTIONS.contains(&last.as_str()) => {
-            ControlFlow::Continue(())
-        }
-        _ => function(name),
-    }
-}
-
-fn function(name: &ObjectName) -> ControlFlow<String> {
-    let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
-    let pure = match &parts[..] {
-        [name] => IMMUTABLE_FUNCTIONS.contains(&name.as_str()),
-        [schema, name] => schema == "pg_catalog" && IMMUTABLE_FUNCTIONS.contains(&name.as_str()),
-        _ => false,
-    };
-    if pure { ControlFlow::Continue(()) } else { ControlFlow::Break(format!("function {}", parts.join("."))) }
-}
 
 #[cfg(test)]
 mod tests {

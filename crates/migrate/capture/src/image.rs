@@ -31,9 +31,9 @@ impl RewrittenStatement {
             let value = value.parse::<i64>().map_err(|_| Refusal::Image(self.table.oid))?.cast_unsigned();
             let table = self.table.oid;
             tokens.push(match *hash {
-                Hash::Row => Token::Row { table, key: value },
-                Hash::Unique { index } => Token::Unique { table, index, value },
-                Hash::Parent { table, index } => Token::Parent { table, index, value },
+                Hash::Row => Token::Row(table, value),
+                Hash::Unique { index } => Token::Unique(table, index, value),
+                Hash::Parent { table, index } => Token::Parent(table, index, value),
             });
         }
         Ok(Image { values, tokens })

@@ -9,7 +9,7 @@
 //! (`SELECT 1, 2 UNION SELECT 3, 4`), so they count until their bracket closes. So memory alone limits the length of a list,
 //! and this bound limits the length of a chain.
 
-use sqlparser::ast::{Ident, Statement};
+use sqlparser::ast::{Ident, ObjectName, Statement};
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::keywords::Keyword;
 use sqlparser::parser::Parser;
@@ -30,6 +30,11 @@ const STACK_PER_LEVEL: usize = 8 << 10;
 /// Returns the identifier as the server reads it: in lower case unless it is quoted.
 pub(crate) fn fold_case(ident: &Ident) -> String {
     if ident.quote_style.is_some() { ident.value.clone() } else { ident.value.to_lowercase() }
+}
+
+/// Returns the parts of a name as the server reads them.
+pub(crate) fn name_parts(name: &ObjectName) -> Vec<String> {
+    name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect()
 }
 
 /// Parses `text` and passes its statements to `judge`. They are dropped before this returns: no other stack may walk them.

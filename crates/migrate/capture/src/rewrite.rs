@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use sqlparser::ast::{
     Assignment, AssignmentTarget, CopySource, Expr, FromTable, Ident, ObjectName, ObjectType, OnConflictAction,
     OnInsert, Query, SelectItem, SetExpr, Statement, TableFactor, TableObject, TableWithJoins, Visit, Visitor,
@@ -14,7 +15,7 @@ use stillpoint_migrate_replay::Token;
 use crate::catalogue::{Catalogue, Table};
 use crate::control::by_first_words;
 use crate::error::Refusal;
-use crate::parse::{self, Places, fold_case, parsed};
+use crate::parse::{self, Places, fold_case, name_parts, parsed};
 
 /// Maximum number of RETURNING words that are tried in one text, from the last one backwards.
 const RETURNING_TRIED_MAX: usize = 16;
@@ -56,7 +57,8 @@ pub enum Control {
 }
 
 /// Change of each row that is returned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Action {
     /// The row is new.
     Insert,
@@ -146,13 +148,11 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Eff
                 },
                 Some(_) => return Err(Refusal::NoReturning("INSERT ... ON DUPLICATE KEY")),
             };
-            let seen = target.returning(text, statement, action, &changed)?;
-            Ok(match seen {
-                Effect::Writes(rewritten) => {
-                    Effect::Writes(RewrittenStatement { may_conflict: insert.on.is_some(), ..rewritten })
-                }
-                other => other,
-            })
+            let mut effect = target.returning(text, statement, action, &changed)?;
+            if let Effect::Writes(rewritten) = &mut effect {
+                rewritten.may_conflict = insert.on.is_some();
+            }
+            Ok(effect)
         }
         Statement::Update(update) => {
             let (name, alias) = only_table(&update.table, "UPDATE")?;
@@ -174,7 +174,7 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Eff
                 tokens.push(Token::Table(target.table.oid));
                 // The deleted rows referred to other rows, and the server does not report which.
                 let parents = target.table.references.iter();
-                tokens.extend(parents.map(|parent| Token::Index { table: parent.table, index: parent.index }));
+                tokens.extend(parents.map(|parent| Token::Index(parent.table, parent.index)));
             }
             Ok(Effect::Barrier(tokens))
         }
@@ -191,14 +191,10 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Eff
             Ok(Effect::Nothing)
         }
         Statement::Copy { to: false, .. } => Err(Refusal::NoReturning("COPY FROM")),
-        statement if is_harmless(statement) => Ok(Effect::Nothing),
+        // These change no row of any table.
+        Statement::Copy { to: true, .. } | Statement::Declare { .. } | Statement::Explain { .. } => Ok(Effect::Nothing),
         _ => Ok(Effect::Barrier(vec![Token::Everything])),
     }
-}
-
-/// Returns true for statements that change no row of any table, beside those recognized by their first words.
-fn is_harmless(statement: &Statement) -> bool {
-    matches!(statement, Statement::Copy { to: true, .. } | Statement::Declare { .. } | Statement::Explain { .. })
 }
 
 /// Returns true if the statement creates or drops only temporary tables or views of the session.
@@ -237,7 +233,7 @@ fn only_harmless_functions(statement: &Statement, catalogue: &Catalogue) -> Resu
     struct Functions<'a>(&'a Catalogue);
     impl Functions<'_> {
         fn judge(&self, name: &ObjectName) -> ControlFlow<String> {
-            let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
+            let parts = name_parts(name);
             match parts.last() {
                 Some(last) if self.0.may_write.contains(last) => ControlFlow::Break(parts.join(".")),
                 _ => ControlFlow::Continue(()),
@@ -353,14 +349,7 @@ struct Target<'a> {
 
 impl<'a> Target<'a> {
     fn find(name: &ObjectName, alias: Option<&Ident>, catalogue: &'a Catalogue) -> Result<Target<'a>, Refusal> {
-        let unknown = || Refusal::UnknownTable(name.to_string());
-        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(fold_case).collect();
-        let table = match &parts[..] {
-            [name] => catalogue.table(None, name),
-            [schema, name] => catalogue.table(Some(schema), name),
-            _ => None,
-        };
-        let table = table.ok_or_else(unknown)?;
+        let table = catalogue.table(&name_parts(name)).ok_or_else(|| Refusal::UnknownTable(name.to_string()))?;
         if let Some(kind) = table.kind {
             return Err(Refusal::NotATable(table.name.clone(), kind));
         }
@@ -473,7 +462,7 @@ impl<'a> Target<'a> {
         let touches =
             |columns: &[usize]| columns.iter().any(|at| changed.contains(at) || self.table.columns[*at].generated);
         for unique in &self.table.uniques {
-            let whole = Token::Index { table: self.table.oid, index: unique.oid };
+            let whole = Token::Index(self.table.oid, unique.oid);
             match &unique.columns {
                 // RETURNING does not show the old value of a changed column; for an expression, the columns it reads are
                 // unknown.
@@ -494,7 +483,7 @@ impl<'a> Target<'a> {
             let touched = touches(&parent.columns);
             if matches!(action, Action::Update | Action::Upsert) && touched {
                 // RETURNING does not show the parent that the row had before.
-                tokens.push(Token::Index { table: parent.table, index: parent.index });
+                tokens.push(Token::Index(parent.table, parent.index));
             } else if action != Action::Update {
                 let hash = Hash::Parent { table: parent.table, index: parent.index };
                 hashes.push((hash, self.hash(&parent.columns, false)));

@@ -283,7 +283,7 @@ impl Config {
             if server.tls == ServerTls::VerifyFull && server.ca.is_none() {
                 return invalid(format!("server `{name}` has tls = \"verify-full\" but no `ca`"));
             }
-            if server.tls != ServerTls::Disable && server.host.starts_with('/') {
+            if server.tls != ServerTls::Disable && server.is_unix_socket() {
                 return invalid(format!("server `{name}` is a Unix socket, which does not support TLS"));
             }
         }
@@ -336,7 +336,7 @@ impl Config {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for (name, server) in &self.servers {
-            if server.host.starts_with('/') {
+            if server.is_unix_socket() {
                 warnings.push(format!(
                     "server `{name}` is a Unix socket: a `peer` line of its pg_hba.conf would check the \
                      operating-system user of the proxy, not of the client"

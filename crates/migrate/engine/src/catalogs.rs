@@ -15,14 +15,13 @@
 //! Not compared: temporary and TOAST relations, our own schema and publications, columns that the server changes in its own
 //! maintenance (VACUUM, ANALYZE, REINDEX, TRUNCATE), and rows of shared catalogs that belong to other databases.
 
-use crate::Error;
 use crate::fence::OWN_READ_ONLY;
-use crate::inventory::text;
-use crate::link::{Link, Row};
-use crate::replication_objects::PUBLICATIONS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
+use stillpoint_migrate_postgres::link::{Link, Row, text};
 
 /// Catalogs whose rows define nothing.
 const NO_DEFINITIONS: [&str; 4] = [
@@ -413,8 +412,7 @@ async fn definitions(link: &mut Link, catalogs: &[Catalog]) -> Result<Definition
          (SELECT FROM pg_depend d WHERE d.classid = t.class AND d.objid = t.object AND d.deptype = 'e') \
          THEN 'extension' ELSE 'database' END \
          FROM (SELECT class, object, sum(said)::text FROM ({rows}) AS r (class, object, said) GROUP BY class, \
-         object) \
-         AS t (class, object, sum), \
+         object) AS t (class, object, sum), \
          LATERAL pg_identify_object(CASE WHEN t.class IN ({named}) THEN t.class END, t.object, 0) AS n ORDER BY 1, 2",
         role = class("pg_authid")
     );
@@ -513,14 +511,12 @@ impl CatalogState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Server;
-    use crate::link::Purpose;
     use std::collections::BTreeSet;
+    use stillpoint_migrate_postgres::link::{Purpose, Server};
     use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
 
     const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE \
-                         tickets; \
-         CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; \
+                         tickets; CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; \
          CREATE FUNCTION t() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
          CREATE TYPE mood AS ENUM ('ok'); CREATE FOREIGN DATA WRAPPER far; CREATE TABLE parts (a int) PARTITION BY \
          LIST (a)";
@@ -616,14 +612,12 @@ mod tests {
         // Definitions that need a module of the server, or another server.
         (
             "SET allow_system_table_mods = on; INSERT INTO pg_seclabel VALUES ('goods'::regclass, \
-             'pg_class'::regclass, \
-             0, 'p', 'x')",
+             'pg_class'::regclass, 0, 'p', 'x')",
             "changed table public.goods",
         ),
         (
             "SET allow_system_table_mods = on; INSERT INTO pg_shseclabel SELECT oid, 'pg_database'::regclass, 'p', \
-             'x' \
-             FROM pg_database WHERE datname = 'shop'",
+             'x' FROM pg_database WHERE datname = 'shop'",
             "changed database shop",
         ),
         (

@@ -3,14 +3,15 @@
 //! Each kind of object that a database can hold has one row in [`SURVEY`]; its query returns the objects of that kind, and for
 //! each a note about its handling.
 
-use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
-use crate::link::{Link, Purpose, literal};
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
-use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict};
-use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, replication_objects, roles, server_settings};
+use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
+use crate::{Capture, Options, fence, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
+use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
+use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_capture::facts::{Capturable, capturable, capturable_question};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, literal, number, text};
 
 /// Name of a source of changes, for messages.
 fn name(by: Capture) -> &'static str {
@@ -135,13 +136,9 @@ async fn table_sources(
         SourceCoverage::nothing(format!("wal_level is {level} on the source"))
     };
     // Statements name the partitioned table.
-    let partitions = link
-        .query(
-            "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = \
-             pg_partition_root(c.oid) \
-             JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition",
-        )
-        .await?;
+    let partitions = "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = \
+                      pg_partition_root(c.oid) JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition";
+    let partitions = link.query(partitions).await?;
     let root = |table: &TableDef| {
         let root = partitions.iter().find(|row| number::<u32>(row, 0) == table.oid).map(|row| text(row, 1));
         root.unwrap_or_else(|| table.display())
@@ -184,8 +181,6 @@ async fn find_direct_sessions(
     by: Capture,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
-    let note =
-        |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
     let asking = async {
         let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
         if proxy.serving().await?.is_none() {
@@ -198,7 +193,7 @@ async fn find_direct_sessions(
     let sessions = match asking.await {
         Ok(Some(sessions)) => sessions,
         Ok(None) => {
-            refuse(findings, "tenant", options.tenant.clone(), "the proxy's configuration has no such tenant");
+            refuse(findings, "tenant", &options.tenant, "the proxy's configuration has no such tenant");
             return Ok(());
         }
         Err(error @ Error::ServedElsewhere { .. }) => {
@@ -210,7 +205,7 @@ async fn find_direct_sessions(
                 "{error}; `run` requires the proxy, and sessions that bypass it cannot be listed; try: --proxy SOCKET, \
                  the `control` of the proxy's configuration"
             );
-            findings.push(note("proxy", options.tenant.clone(), why));
+            findings.push(Finding::new("proxy", &options.tenant, Verdict::NotMoved, why));
             return Ok(());
         }
         Err(error) => return Err(error),
@@ -226,8 +221,8 @@ async fn find_direct_sessions(
                 (Verdict::Refused, "direct session: it bypasses the proxy, and only the proxy captures writes")
             }
         };
-        let finding = note("session", format!("{} (process {})", text(&row, 1), text(&row, 0)), why.into());
-        findings.push(Finding { verdict, ..finding });
+        let name = format!("{} (process {})", text(&row, 1), text(&row, 0));
+        findings.push(Finding::new("session", name, verdict, why));
     }
     Ok(())
 }
@@ -247,18 +242,10 @@ async fn check_names_are_text(
     });
     let names = names.chain(inventory.sequences.iter().cloned());
     for name in names.filter(|name| name.contains(char::REPLACEMENT_CHARACTER)) {
-        refuse(
-            findings,
-            "name",
-            name,
-            "the name is not valid UTF-8, in a database whose encoding is SQL_ASCII: rename it first",
-        );
+        let note = "the name is not valid UTF-8, in a database whose encoding is SQL_ASCII: rename it first";
+        refuse(findings, "name", name, note);
     }
     Ok(())
-}
-
-fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note: impl Into<String>) {
-    findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() });
 }
 
 async fn check_source(
@@ -285,12 +272,8 @@ async fn check_source(
         refuse(findings, "server", "source", format!("PostgreSQL {} is older than 14", text(&row, 7)));
     }
     if text(&row, 2) != "t" {
-        refuse(
-            findings,
-            "right",
-            "source",
-            "stillpoint's role must be a superuser there, because it publishes tables of all owners",
-        );
+        let note = "stillpoint's role must be a superuser there, because it publishes tables of all owners";
+        refuse(findings, "right", "source", note);
     }
     let wal_level = text(&row, 0);
     let logical = wal_level == "logical";
@@ -308,8 +291,7 @@ async fn check_source(
                 let note = "transactions are replayed one after another: if two ran concurrently and one read what \
                             the other wrote, the second may read a different row at replay; a difference that the \
                             comparison finds ends the migration";
-                let name = schedule.to_owned();
-                findings.push(Finding { kind: "schedule".into(), name, verdict: Verdict::NotMoved, note: note.into() });
+                findings.push(Finding::new("schedule", schedule, Verdict::NotMoved, note));
             }
             let needed = "REPEATABLE READ, statements without parameters, and no values that depend on the time";
             let how =
@@ -330,8 +312,7 @@ async fn check_source(
                 "the source keeps {keep} of log for the migration: if the lag exceeds this, the migration must start \
                  again"
             );
-            let name = "max_slot_wal_keep_size".to_owned();
-            findings.push(Finding { kind: "setting".into(), name, verdict: Verdict::NotMoved, note });
+            findings.push(Finding::new("setting", "max_slot_wal_keep_size", Verdict::NotMoved, note));
         }
     } else {
         let note = format!("it is {wal_level}; capture by pgoutput requires logical (a restart of the source)");
@@ -378,12 +359,8 @@ async fn check_target(
         .await?;
     let row = rows.into_iter().next().unwrap_or_default();
     if text(&row, 2) != "t" {
-        refuse(
-            findings,
-            "right",
-            "target",
-            "stillpoint's role must be a superuser there, because the replay disables triggers",
-        );
+        let note = "stillpoint's role must be a superuser there, because the replay disables triggers";
+        refuse(findings, "right", "target", note);
     }
     if text(&row, 3) == "t" {
         refuse(findings, "server", "target", "this server is a standby; name the primary");
@@ -441,168 +418,158 @@ fn report_tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSe
         let apart = sources.by == Capture::Log && table.upserts() && plain.contains(&table.oid);
         let held = if apart { "" } else { " while a snapshot is held" };
         let note = format!("copied in {form} ({} MiB){held}, then {by}{how}{other}", table.bytes >> 20);
-        findings.push(Finding { kind: "table".into(), name: table.display(), verdict, note });
+        findings.push(Finding::new("table", table.display(), verdict, note));
     }
 }
 
-/// Kind, verdict, and a query for names and notes.
-const SURVEY: &[(&str, Verdict, &str)] = &[
-    (
-        "partitioned table",
-        Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its partitions are moved separately' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p' AND {user} AND {own}",
-    ),
-    (
-        "view",
-        Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its definition is moved' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'v' AND {user} AND {own}",
-    ),
+/// Kinds of relations: kind, verdict, a condition for `pg_class`, and the note.
+const RELATIONS: &[(&str, Verdict, &str, &str)] = &[
+    ("partitioned table", Verdict::Moved, "c.relkind = 'p'", "its partitions are moved separately"),
+    ("view", Verdict::Moved, "c.relkind = 'v'", "its definition is moved"),
     (
         "materialized view",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'a refresh during the migration would be lost; drop it, and create it \
-         again on the target' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'm' AND {user} AND {own}",
+        "c.relkind = 'm'",
+        "a refresh during the migration would be lost; drop it, and create it again on the target",
     ),
     (
         "foreign table",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its definition is moved; its rows are on a third server, which the \
-         target must be able to reach' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'f' AND {user} AND {own}",
+        "c.relkind = 'f'",
+        "its definition is moved; its rows are on a third server, which the target must be able to reach",
     ),
+    ("sequence", Verdict::Moved, "c.relkind = 'S'", "its value is set on the target at the switch-over"),
     (
-        "sequence",
-        Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname, 'its value is set on the target at the switch-over' \
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S' AND {user} AND {own}",
+        "unlogged table",
+        Verdict::Refused,
+        "c.relpersistence = 'u' AND c.relkind IN ('r', 'S')",
+        "its changes are not in the log; with --unlogged-empty it is moved empty",
     ),
+];
+
+/// Other kinds: kind, verdict, and a query for names and notes.
+const SURVEY: &[(&str, Verdict, &str)] = &[
     (
         "trigger",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || c.relname || '.' || t.tgname, \
-      'fires on the source; its effects are replayed, and it does not fire again on the target' FROM pg_trigger t \
-      JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
-      WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'D') AND {user}",
+        "SELECT {table} || '.' || t.tgname, 'fires on the source; its effects are replayed, and it does not fire \
+         again on the target' FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = \
+         c.relnamespace WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'D') AND {user}",
     ),
     (
         "trigger",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname || '.' || t.tgname, \
-      'ENABLE ALWAYS or REPLICA: it would fire a second time during replay' FROM pg_trigger t \
-      JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
-      WHERE NOT t.tgisinternal AND t.tgenabled IN ('A', 'R') AND {user}",
+        "SELECT {table} || '.' || t.tgname, 'ENABLE ALWAYS or REPLICA: it would fire a second time during replay' \
+         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
+         NOT t.tgisinternal AND t.tgenabled IN ('A', 'R') AND {user}",
     ),
     (
         "rule",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname || '.' || r.rulename, \
-      'ENABLE ALWAYS or REPLICA: it would act a second time during replay' FROM pg_rewrite r \
-      JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace \
-      WHERE r.rulename <> '_RETURN' AND r.ev_enabled IN ('A', 'R') AND {user}",
+        "SELECT {table} || '.' || r.rulename, 'ENABLE ALWAYS or REPLICA: it would act a second time during replay' \
+         FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
+         r.rulename <> '_RETURN' AND r.ev_enabled IN ('A', 'R') AND {user}",
     ),
     (
         "event trigger",
         Verdict::Refused,
-        "SELECT e.evtname, 'it would fire while definitions are created on the target' \
-      FROM pg_event_trigger e WHERE e.evtenabled <> 'D'",
+        "SELECT e.evtname, 'it would fire while definitions are created on the target' FROM pg_event_trigger e WHERE \
+         e.evtenabled <> 'D'",
     ),
     (
         "deferrable key",
         Verdict::Refused,
         "SELECT n.nspname || '.' || k.conname, 'a deferrable unique, primary or exclusion constraint: no order of \
-         replay is known to satisfy it at every moment' FROM pg_constraint k \
-      JOIN pg_namespace n ON n.oid = k.connamespace WHERE k.condeferrable AND k.contype IN ('u', 'p', 'x') AND {user}",
-    ),
-    (
-        "unlogged table",
-        Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'its changes are not in the log; with --unlogged-empty it is moved \
-         empty' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-      WHERE c.relpersistence = 'u' AND c.relkind IN ('r', 'S') AND {user} AND {own}",
+         replay is known to satisfy it at every moment' FROM pg_constraint k JOIN pg_namespace n ON n.oid = \
+         k.connamespace WHERE k.condeferrable AND k.contype IN ('u', 'p', 'x') AND {user}",
     ),
     (
         "large objects",
         Verdict::Refused,
-        "SELECT count(*)::text, 'pgoutput does not report their changes' \
-      FROM pg_largeobject_metadata HAVING count(*) > 0",
+        "SELECT count(*)::text, 'pgoutput does not report their changes' FROM pg_largeobject_metadata HAVING count(*) \
+         > 0",
     ),
     (
         "extension",
         Verdict::Moved,
-        "SELECT extname || ' ' || extversion, 'created on the target' FROM pg_extension \
-      WHERE extname <> 'plpgsql'",
+        "SELECT extname || ' ' || extversion, 'created on the target' FROM pg_extension WHERE extname <> 'plpgsql'",
     ),
     (
         "extension table",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname, 'user rows in a table of extension ' || e.extname || ' are not moved' \
-         FROM pg_extension e JOIN pg_class c ON c.oid = ANY (e.extconfig) \
-      JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r'",
+        "SELECT {table}, 'user rows in a table of extension ' || e.extname || ' are not moved' FROM pg_extension e \
+         JOIN pg_class c ON c.oid = ANY (e.extconfig) JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = \
+         'r'",
     ),
     (
         "type",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || t.typname, CASE t.typtype WHEN 'e' THEN 'enum' WHEN 'd' THEN \
-      'domain' WHEN 'c' THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its type number will differ on \
-      the target' \
-      FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid \
-      WHERE t.typtype IN ('e', 'd', 'c', 'r') AND coalesce(c.relkind, 'c') = 'c' AND {user} AND NOT EXISTS \
-      (SELECT FROM pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.objid = t.oid AND x.deptype = 'e')",
+        "SELECT n.nspname || '.' || t.typname, CASE t.typtype WHEN 'e' THEN 'enum' WHEN 'd' THEN 'domain' WHEN 'c' \
+         THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its type number will differ on the target' FROM \
+         pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid WHERE \
+         t.typtype IN ('e', 'd', 'c', 'r') AND coalesce(c.relkind, 'c') = 'c' AND {user} AND NOT EXISTS (SELECT FROM \
+         pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.objid = t.oid AND x.deptype = 'e')",
     ),
     (
         "function",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || p.oid::regprocedure, 'its definition is moved' FROM pg_proc p \
-      JOIN pg_namespace n ON n.oid = p.pronamespace WHERE {user} AND NOT EXISTS \
-      (SELECT FROM pg_depend x WHERE x.classid = 'pg_proc'::regclass AND x.objid = p.oid AND x.deptype = 'e')",
+        "SELECT n.nspname || '.' || p.oid::regprocedure, 'its definition is moved' FROM pg_proc p JOIN pg_namespace n \
+         ON n.oid = p.pronamespace WHERE {user} AND NOT EXISTS (SELECT FROM pg_depend x WHERE x.classid = \
+         'pg_proc'::regclass AND x.objid = p.oid AND x.deptype = 'e')",
     ),
     (
         "publication",
         Verdict::NotMoved,
-        "SELECT pubname::text, 'subscribers must connect to the target and start again' \
-      FROM pg_publication WHERE pubname !~ '^stillpoint_'",
+        "SELECT pubname::text, 'subscribers must connect to the target and start again' FROM pg_publication WHERE \
+         pubname !~ '^stillpoint_'",
     ),
     (
         "subscription",
         Verdict::Refused,
-        "SELECT s.subname::text, 'changes that it receives would arrive only on the source; drop it first' \
-      FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database()",
+        "SELECT s.subname::text, 'changes that it receives would arrive only on the source; drop it first' FROM \
+         pg_subscription s JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database()",
     ),
     (
         "replication slot",
         Verdict::NotMoved,
-        "SELECT slot_name::text, 'its reader must start again on the target' \
-      FROM pg_replication_slots WHERE database = current_database() AND slot_name !~ '^stillpoint_'",
+        "SELECT slot_name::text, 'its reader must start again on the target' FROM pg_replication_slots WHERE database \
+         = current_database() AND slot_name !~ '^stillpoint_'",
     ),
     (
         "prepared transaction",
         Verdict::Refused,
-        "SELECT gid, 'commit or roll it back first: it is ' || \
-      justify_interval(date_trunc('second', now() - prepared)) || ' old, and the snapshot would wait for it' \
-      FROM pg_prepared_xacts WHERE database = current_database()",
+        "SELECT gid, 'commit or roll it back first: it is ' || justify_interval(date_trunc('second', now() - \
+         prepared)) || ' old, and the snapshot would wait for it' FROM pg_prepared_xacts WHERE database = \
+         current_database()",
     ),
     (
         "keyed by number",
         Verdict::Refused,
-        "SELECT n.nspname || '.' || c.relname || '.' || a.attname, 'object identifiers of relations and types differ \
-         on the target' FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
-      JOIN pg_namespace n ON n.oid = c.relnamespace WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r' \
-      AND a.atttypid IN (2205, 2206, 24, 2202, 3734, 3769) AND {user} AND {own}",
+        "SELECT {table} || '.' || a.attname, 'object identifiers of relations and types differ on the target' FROM \
+         pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
+         a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r' AND a.atttypid IN (2205, 2206, 24, 2202, 3734, 3769) \
+         AND {user} AND {own}",
     ),
 ];
 
 async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut Vec<Finding>) -> Result<(), Error> {
-    for (kind, verdict, query) in SURVEY {
-        let query = query.replace("{user}", USER_SCHEMA).replace("{own}", NOT_OF_EXTENSION);
+    let relations = RELATIONS.iter().map(|(kind, verdict, which, note)| {
+        let from = "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace";
+        let note = literal(note);
+        (kind, verdict, format!("SELECT {{table}}, {note} {from} WHERE {which} AND {{user}} AND {{own}}"))
+    });
+    let others = SURVEY.iter().map(|(kind, verdict, query)| (kind, verdict, (*query).to_owned()));
+    for (kind, verdict, query) in relations.chain(others) {
+        let query = query
+            .replace("{table}", "n.nspname || '.' || c.relname")
+            .replace("{user}", USER_SCHEMA)
+            .replace("{own}", NOT_OF_EXTENSION);
         for row in link.query(&query).await? {
             let (mut verdict, mut note) = (*verdict, text(&row, 1));
             if *kind == "unlogged table" && accepted.unlogged_empty {
                 (verdict, note) = (Verdict::NotMoved, "it is moved empty, as --unlogged-empty accepts".into());
             }
-            findings.push(Finding { kind: (*kind).into(), name: text(&row, 0), verdict, note });
+            findings.push(Finding::new(kind, text(&row, 0), verdict, note));
         }
     }
     Ok(())

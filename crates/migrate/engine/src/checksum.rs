@@ -6,12 +6,11 @@
 //! compared; but its change was replayed then, and found its row. Other tables are compared as a whole, at one moment.
 
 use crate::copy::Cutter;
-use crate::follow::{BARRIER_TIMEOUT, Follower};
-use crate::inventory::{Inventory, TableDef, number, text};
-use crate::link::{Link, Purpose, Row, identifier, literal};
-use crate::throttle::{COMPARISON_BOUNDS, Throttle};
-use crate::{Error, Server};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
+use stillpoint_migrate_apply::throttle::{COMPARISON_BOUNDS, Throttle};
+use stillpoint_migrate_apply::{BARRIER_TIMEOUT, Error, Follower};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Row, Server, ServerError, identifier, literal, number, text};
 
 /// Size of a comparison that found no difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +141,7 @@ impl<'a> Comparison<'a> {
     /// SQL list of all columns of a table, generated ones too, in the source's order: a table that inherits may have another
     /// order where it was created again. Large values are compared by a checksum, because no text holds more than a gigabyte
     /// and bytes become two digits each. Their length is known without reading them.
-    async fn columns(&mut self, table: &str) -> Result<String, Error> {
+    async fn columns(&mut self, table: &str) -> Result<String, ServerError> {
         let columns = format!(
             "SELECT coalesce(string_agg(format(CASE coalesce(nullif(t.typbasetype, 0), t.oid) \
              WHEN 'bytea'::regtype THEN 'CASE WHEN octet_length(%1$s) > {LARGE_VALUE_BYTES} THEN decode(md5(%1$s), ''hex'') ELSE %1$s END' \

@@ -15,18 +15,17 @@
 //! A larger distance from the share gains nothing: where clients and both servers filled two processors, a throttle with twice the distance
 //! took 284 s, and clients kept 82 to 85 % as before.
 
-use crate::Error;
-use crate::follow::ReplayStatus;
-use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::priority::{LoweredProcesses, SessionPriority, restore_priority};
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, StatementCounts};
-use crate::throttle::{COMPARISON_BOUNDS, Throttle};
 use crate::weight::WEIGHT_BOUNDS;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::throttle::{COMPARISON_BOUNDS, Throttle};
+use stillpoint_migrate_apply::{Error, ReplayStatus};
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -85,14 +84,8 @@ struct Throughput {
 
 impl Throughput {
     fn of(usual: f64) -> Throughput {
-        Throughput {
-            usual,
-            smoothed: usual,
-            last: usual,
-            vain_windows: 0,
-            vain_windows_limit: VAIN_WINDOWS,
-            given_up: None,
-        }
+        let vain_windows_limit = VAIN_WINDOWS;
+        Throughput { usual, smoothed: usual, last: usual, vain_windows_limit, ..Throughput::default() }
     }
 
     /// Returns the share of the usual rate that clients keep; `None` if there are too few statements.

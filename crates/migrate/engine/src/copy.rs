@@ -24,15 +24,14 @@
 //! - An `xmin` has 32 bits. Once the source has assigned that many numbers, a frozen row may carry a number that is used again,
 //!   and everything is copied with the slot's snapshot.
 
-use crate::follow::SourceSnapshot;
-use crate::inventory::{ColumnDef, TableDef};
-use crate::link::{Link, Purpose, identifier, literal};
-use crate::throttle::Throttle;
-use crate::{Error, Server};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use stillpoint_migrate_apply::inventory::{ColumnDef, TableDef};
+use stillpoint_migrate_apply::throttle::Throttle;
+use stillpoint_migrate_apply::{Error, SourceSnapshot};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier, literal};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
@@ -169,7 +168,7 @@ pub(crate) async fn copy(
     Ok(())
 }
 
-async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link, Link), Error> {
+async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link, Link), ServerError> {
     let mut from = Link::connect(source, Purpose::Statements, &[]).await?;
     if let View::Snapshot(snapshot) = view {
         from.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
@@ -179,7 +178,7 @@ async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link,
 }
 
 /// Opens a session that writes copied rows.
-pub(crate) async fn connect_for_copy(target: &Server) -> Result<Link, Error> {
+pub(crate) async fn connect_for_copy(target: &Server) -> Result<Link, ServerError> {
     let settings = [("session_replication_role", "replica"), ("synchronous_commit", "off")];
     Link::connect(target, Purpose::Statements, &settings).await
 }
@@ -193,8 +192,6 @@ async fn copy_piece(
     copied: &CopiedAmount,
     throttle: &Throttle,
 ) -> Result<(), Error> {
-    let (name, columns) = (table.qualified(), table.column_list());
-    let format = if table.binary() { "binary" } else { "text" };
     let rows = match view {
         View::Snapshot(_) => piece.condition(),
         // Pages added later hold no row that the snapshot saw.
@@ -203,10 +200,9 @@ async fn copy_piece(
             format!("{} AND {}", Piece { end, ..piece.clone() }.condition(), seen_by(snapshot))
         }
     };
-    let list = if columns.is_empty() { String::new() } else { format!("({columns}) ") };
-    from.begin_copy(&format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {rows}) TO STDOUT (FORMAT {format})"))
-        .await?;
-    to.begin_copy(&format!("COPY {name} {list}FROM STDIN (FORMAT {format})")).await?;
+    let (read, write) = copy_statements(table, &rows);
+    from.begin_copy(&read).await?;
+    to.begin_copy(&write).await?;
     let (mut sent, mut due) = (0, 0);
     while let Some(data) = from.copied().await? {
         to.copy(&data).await?;
@@ -227,16 +223,24 @@ async fn copy_piece(
     Ok(())
 }
 
+/// Statements that read rows of a table by a condition, and that write them.
+fn copy_statements(table: &TableDef, rows: &str) -> (String, String) {
+    let (name, columns) = (table.qualified(), table.column_list());
+    let format = if table.binary() { "binary" } else { "text" };
+    let list = if columns.is_empty() { String::new() } else { format!("({columns}) ") };
+    let read = format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {rows}) TO STDOUT (FORMAT {format})");
+    (read, format!("COPY {name} {list}FROM STDIN (FORMAT {format})"))
+}
+
 /// Copies some rows of a table without large values, in the same way as a real copy. Returns true if there were any.
 pub(crate) async fn sample(from: &mut Link, to: &mut Link, table: &TableDef) -> Result<bool, Error> {
     /// Size in bytes of a binary copy without rows: its header and its end.
     const OF_NO_ROWS: usize = 21;
-    let (name, columns) = (table.qualified(), table.column_list());
     let size = |column: &ColumnDef| format!("coalesce(pg_column_size({}), 0)", identifier(&column.name));
     let sizes: Vec<String> = std::iter::once("0".to_owned()).chain(table.columns.iter().map(size)).collect();
-    let rows = format!("FROM ONLY {name} WHERE {} <= {SAMPLE_BYTES} LIMIT {SAMPLE_ROWS}", sizes.join(" + "));
-    let format = if table.binary() { "binary" } else { "text" };
-    from.begin_copy(&format!("COPY (SELECT {columns} {rows}) TO STDOUT (FORMAT {format})")).await?;
+    let rows = format!("{} <= {SAMPLE_BYTES} LIMIT {SAMPLE_ROWS}", sizes.join(" + "));
+    let (read, write) = copy_statements(table, &rows);
+    from.begin_copy(&read).await?;
     let mut copied = Vec::new();
     while let Some(data) = from.copied().await? {
         copied.push(data);
@@ -245,8 +249,7 @@ pub(crate) async fn sample(from: &mut Link, to: &mut Link, table: &TableDef) -> 
     if bytes <= if table.binary() { OF_NO_ROWS } else { 0 } {
         return Ok(false);
     }
-    let list = if columns.is_empty() { String::new() } else { format!("({columns}) ") };
-    to.begin_copy(&format!("COPY {name} {list}FROM STDIN (FORMAT {format})")).await?;
+    to.begin_copy(&write).await?;
     for data in &copied {
         to.copy(data).await?;
     }
@@ -278,7 +281,7 @@ mod tests {
             partitioned: false,
             pages,
             bytes: pages * 8192,
-            columns: vec![ColumnDef::of("a", true)],
+            columns: Vec::new(),
             key: None,
             identity: 'd',
             uniques: Vec::new(),

@@ -6,26 +6,27 @@
 use crate::catalogs::Definitions;
 use crate::clients::{Clients, SpeedController};
 use crate::copy::{CopiedAmount, View, copy};
-use crate::definitions::{self, DeferredDefinitions, major};
+use crate::definitions::{self, DeferredDefinitions, Dump, major};
 use crate::estimate::Estimate;
-use crate::follow::{BARRIER_TIMEOUT, MARKER_PREFIX, SourceSnapshot};
 use crate::following::{FollowState, catch_up};
-use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, text};
 use crate::journal::{self, CopyProgress, Phase, SharedJournal};
-use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
-use crate::pgoutput::Lsn;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
-use crate::recording::Recording;
 use crate::snapshot::{ChangeStore, SnapshotState};
-use crate::throttle::{COPY_BOUNDS, Throttle};
 use crate::weight::run_with_weight;
-use crate::{Error, Roles, Server, replication_objects, roles};
+use crate::{Roles, roles};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
+use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef};
+use stillpoint_migrate_apply::recording::Recording;
+use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_apply::throttle::{COPY_BOUNDS, Throttle};
+use stillpoint_migrate_apply::{BARRIER_TIMEOUT, MARKER_PREFIX, SourceSnapshot};
+use stillpoint_migrate_apply::{Error, Lsn};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, literal, text};
 use stillpoint_operation::Side;
 
 /// State after step 2: the target is complete, except for rows that the log brings.
@@ -52,9 +53,10 @@ pub(crate) async fn create(
     let mut clients = clients.filter(|clients| clients.is_significant());
     // The creation of indexes cannot be throttled as the copy of rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
-    let dump = journal.lock().create_dump(number)?;
+    let file = journal.lock().create_dump(number)?;
     let (major, from) = (major(&options.target).await?, major(&options.source).await?);
-    definitions::dump(&options.source, from, major, &snapshotted.snapshot, &dump).await?;
+    definitions::dump(&options.source, from, major, &snapshotted.snapshot, &file).await?;
+    let dump = Dump { target: &options.target, major, file: &file };
     journal.lock().record_phase(number, Phase::Copying)?;
     if options.roles == Roles::Create {
         let made = journal.lock().record.roles_of(number).to_vec();
@@ -63,7 +65,7 @@ pub(crate) async fn create(
         })
         .await?;
     }
-    definitions::create(&options.target, major, &dump).await?;
+    dump.create().await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let position = if let ChangeStore::Slot(slot) = &snapshotted.store { slot.position } else { 0 };
     replication_objects::install(&mut target, position).await?;
@@ -74,7 +76,7 @@ pub(crate) async fn create(
     let SnapshotState { store, mut locks, inventory, definitions, .. } = snapshotted;
     locks.query("COMMIT").await?;
     options.faults.reach("rows", Side::After)?;
-    let deferred = DeferredDefinitions::read(major, &dump).await?;
+    let deferred = dump.deferred().await?;
     let controller = match clients.filter(|_| gently) {
         Some(clients) => {
             let nothing = Arc::new(Throttle::unlimited());
@@ -83,11 +85,11 @@ pub(crate) async fn create(
         None => None,
     };
     let weight = controller.as_ref().map(|controller| &*controller.weight);
-    let indexes = deferred.complete(&options.target, major, &dump, options.copy_jobs, horizon == 0, gently);
+    let indexes = dump.complete(&deferred, options.copy_jobs, horizon == 0, gently);
     let makers = definitions::makers_condition(&options.target);
     reporter.phase("indexes", run_with_weight(&options.target, &makers, weight, reporter, indexes)).await?;
     let ours = format!("pid = {}", target.pid);
-    let statistics = statistics(&mut target);
+    let statistics = async { Ok(statistics(&mut target).await?) };
     reporter.phase("statistics", run_with_weight(&options.target, &ours, weight, reporter, statistics)).await?;
     flush_target(&mut target).await?;
     journal.lock().record_following(number, &definitions, horizon)?;
@@ -97,7 +99,7 @@ pub(crate) async fn create(
 
 /// Gathers planner statistics of all tables, except those with foreign tables as parts: the server would have to ask a third
 /// one, which may refuse us.
-pub(crate) async fn statistics(link: &mut Link) -> Result<(), Error> {
+pub(crate) async fn statistics(link: &mut Link) -> Result<(), ServerError> {
     let names = link
         .value(
             "WITH RECURSIVE apart (oid) AS (SELECT i.inhparent FROM pg_inherits i JOIN pg_class c ON c.oid = \
@@ -105,8 +107,7 @@ pub(crate) async fn statistics(link: &mut Link) -> Result<(), Error> {
              WHERE c.relkind = 'f' UNION SELECT i.inhparent FROM pg_inherits i JOIN apart ON apart.oid = i.inhrelid) \
              SELECT string_agg(format('%I.%I', n.nspname, c.relname), ', ') FROM pg_class c \
              JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'm', 'p') AND c.relpersistence \
-             <> 't' \
-             AND c.oid NOT IN (SELECT oid FROM apart)",
+             <> 't' AND c.oid NOT IN (SELECT oid FROM apart)",
         )
         .await?;
     match names {
@@ -116,7 +117,7 @@ pub(crate) async fn statistics(link: &mut Link) -> Result<(), Error> {
 }
 
 /// Commits synchronously: after it, everything written on the target is on disk.
-async fn flush_target(target: &mut Link) -> Result<(), Error> {
+async fn flush_target(target: &mut Link) -> Result<(), ServerError> {
     target.query("UPDATE stillpoint.position SET position = position").await.map(drop)
 }
 
@@ -215,44 +216,36 @@ async fn horizon(source: &Server) -> Result<Lsn, Error> {
 pub(crate) async fn create_foreign_keys(
     options: &Options,
     following: &mut FollowState,
-    dump: &Path,
+    file: &Path,
     reporter: &Reporter,
 ) -> Result<(), Error> {
-    let major = major(&options.target).await?;
-    let deferred = DeferredDefinitions::read(major, dump).await?;
+    let dump = Dump { target: &options.target, major: major(&options.target).await?, file };
+    let deferred = dump.deferred().await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     if deferred.has_foreign_keys() {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         let gently = following.controller.is_some() && options.source.shares_machine_with(&options.target);
         let weight = following.controller.as_ref().filter(|_| gently).map(|controller| Arc::clone(&controller.weight));
         let makers = definitions::makers_condition(&options.target);
-        let created = create_foreign_keys_while_paused(
-            options,
-            following,
-            &deferred,
-            (dump, major),
-            gently,
-            &mut source,
-            &mut target,
-        );
+        let created = create_foreign_keys_while_paused(following, &dump, &deferred, gently, &mut source, &mut target);
         let created = run_with_weight(&options.target, &makers, weight.as_deref(), reporter, created);
         reporter.phase("foreign keys", created).await?;
         catch_up(following, &mut source, reporter).await?;
     }
-    flush_target(&mut target).await
+    flush_target(&mut target).await?;
+    Ok(())
 }
 
 async fn create_foreign_keys_while_paused(
-    options: &Options,
     following: &mut FollowState,
+    dump: &Dump<'_>,
     deferred: &DeferredDefinitions,
-    (dump, major): (&Path, u32),
     gently: bool,
     source: &mut Link,
     target: &mut Link,
 ) -> Result<(), Error> {
     // Sessions of a command that was killed.
-    definitions::terminate_makers(&options.target, target).await?;
+    definitions::terminate_makers(dump.target, target).await?;
     let there = format!(
         "SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f' AND \
          {NOT_OF_EXTENSION}"
@@ -263,7 +256,7 @@ async fn create_foreign_keys_while_paused(
     let created = async {
         following.follower.pause_at_snapshot(source, BARRIER_TIMEOUT).await?;
         source.query("ROLLBACK").await?;
-        deferred.create_foreign_keys(&options.target, major, dump, gently).await
+        dump.create_foreign_keys(deferred, gently).await
     };
     let created = created.await;
     let gone_on = following.follower.resume().await;

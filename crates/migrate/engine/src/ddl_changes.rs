@@ -2,10 +2,11 @@
 //!
 //! The definitions at the switch are stored beside the journal.
 
+use crate::Options;
 use crate::catalogs::{self, Definitions};
 use crate::journal::{self, Phase, Record};
-use crate::link::{Link, Purpose};
-use crate::{Error, Options};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 
 /// Returns definitions now on this migration's target that the way back would not bring to the source, as messages.
 pub(crate) fn since_switch(options: &Options, now: &Definitions) -> Result<Vec<String>, Error> {

@@ -1,12 +1,11 @@
 //! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` creates them; indexes and constraints follow after the
 //! rows.
 
-use crate::conninfo::of_database;
-use crate::link::{Link, Purpose, literal};
-use crate::{Error, Server, session_settings};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, literal, of_database, session_settings};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
@@ -27,23 +26,12 @@ pub(crate) async fn dump(source: &Server, from: u32, major: u32, snapshot: &str,
     run(command, "pg_dump", "").await.map(drop)
 }
 
-/// Creates the database with its types, tables and functions, without indexes.
-pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(), Error> {
-    let mut command = client("pg_restore", major, target);
-    // pg_restore connects to the database that the dump names by that name, and does not read the name as a connection string.
-    command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres", "--"]).arg(dump);
-    command
-        .env("PGAPPNAME", maker_name(target))
-        .env("PGOPTIONS", session_settings::options(major, &[ASYNCHRONOUS_COMMIT]));
-    run(command, "pg_restore", "").await.map(drop)
-}
-
 /// Application name of sessions that create definitions of a database at a target. A server keeps only 63 bytes of it, and
 /// replaces characters that are not ASCII.
 fn maker_name(target: &Server) -> String {
     let mut hasher = DefaultHasher::new();
     target.database.hash(&mut hasher);
-    format!("{} makes {:016x}", crate::APPLICATION, hasher.finish())
+    format!("{} makes {:016x}", stillpoint_migrate_postgres::link::APPLICATION, hasher.finish())
 }
 
 /// SQL condition that finds such sessions among those of a server.
@@ -52,10 +40,13 @@ pub(crate) fn makers_condition(target: &Server) -> String {
 }
 
 /// Terminates such sessions: a server continues a statement after its client was killed.
-pub(crate) async fn terminate_makers(target: &Server, link: &mut Link) -> Result<(), Error> {
+pub(crate) async fn terminate_makers(target: &Server, link: &mut Link) -> Result<(), ServerError> {
     let which = makers_condition(target);
     link.query(&format!("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {which}")).await.map(drop)
 }
+
+/// Program that creates definitions.
+const RESTORE: &str = "pg_restore";
 
 /// Setting: commits do not wait for the disk; a later commit does, before the migration relies on what was written.
 const ASYNCHRONOUS_COMMIT: (&str, &str) = ("synchronous_commit", "off");
@@ -89,52 +80,124 @@ fn rejections(told: &str) -> Vec<RejectedDefinition> {
     rejections
 }
 
-/// Returns a script that creates the database itself, with its settings and rights; it uses the name in the dump.
-pub(crate) async fn of_database_itself(major: u32, dump: &Path) -> Result<String, Error> {
-    const KINDS: [&str; 5] = [
-        "DATABASE - ",
-        "DATABASE PROPERTIES - ",
-        "ACL - DATABASE ",
-        "COMMENT - DATABASE ",
-        "SECURITY LABEL - DATABASE ",
-    ];
-    let mut command = Command::new(program("pg_restore", major));
-    command.args(["--list", "--"]).arg(dump);
-    let list = run(command, "pg_restore", "").await?;
-    let is_of_it = |line: &&str| {
-        let entry = line.splitn(4, ' ').nth(3).unwrap_or_default();
-        KINDS.iter().any(|kind| entry.starts_with(kind))
-    };
-    let list = list.lines().filter(|line| !line.starts_with(';')).filter(is_of_it).collect::<Vec<_>>().join("\n");
-    let mut command = Command::new(program("pg_restore", major));
-    command.args(["--create", "--use-list=/dev/stdin", "--file=-", "--"]).arg(dump);
-    run(command, "pg_restore", &list).await
+/// A dump of definitions, and the target that they are for.
+pub(crate) struct Dump<'d> {
+    /// Server and database.
+    pub(crate) target: &'d Server,
+    /// Major version of the target.
+    pub(crate) major: u32,
+    /// File of the dump.
+    pub(crate) file: &'d Path,
 }
 
-/// Creates types, tables and functions in an existing database, and returns those that it rejects.
-pub(crate) async fn attempt(target: &Server, major: u32, dump: &Path) -> Result<Vec<RejectedDefinition>, Error> {
-    attempt_with(target, major, dump, "--section=pre-data", "").await
-}
+impl Dump<'_> {
+    /// Creates the database with its types, tables and functions, without indexes.
+    pub(crate) async fn create(&self) -> Result<(), Error> {
+        // pg_restore connects to the database that the dump names by that name, and does not read the name as a connection
+        // string.
+        let how = ["--create", "--section=pre-data", "--exit-on-error"];
+        run(self.restorer(&how, "postgres", &[ASYNCHRONOUS_COMMIT]), RESTORE, "").await.map(drop)
+    }
 
-async fn attempt_with(
-    target: &Server,
-    major: u32,
-    dump: &Path,
-    which: &str,
-    list: &str,
-) -> Result<Vec<RejectedDefinition>, Error> {
-    let mut command = client("pg_restore", major, target);
-    // Without --verbose, pg_restore does not report which entry an error belongs to.
-    command.args(["--verbose", which]).arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
-    command.env("PGAPPNAME", maker_name(target));
-    command.env("PGOPTIONS", session_settings::options(major, &[ASYNCHRONOUS_COMMIT, ("lc_messages", "C")]));
-    let output = run_to_end(command, "pg_restore", list).await?;
-    let told = String::from_utf8_lossy(&output.stderr);
-    let rejections = rejections(&told);
-    if output.status.success() || !rejections.is_empty() {
-        Ok(rejections)
-    } else {
-        Err(program_error("pg_restore", &told))
+    /// Returns a script that creates the database itself, with its settings and rights; it uses the name in the dump.
+    pub(crate) async fn of_database_itself(&self) -> Result<String, Error> {
+        const KINDS: [&str; 5] = [
+            "DATABASE - ",
+            "DATABASE PROPERTIES - ",
+            "ACL - DATABASE ",
+            "COMMENT - DATABASE ",
+            "SECURITY LABEL - DATABASE ",
+        ];
+        let list = self.print(&["--list"], "").await?;
+        let is_of_it = |line: &&str| {
+            let entry = line.splitn(4, ' ').nth(3).unwrap_or_default();
+            KINDS.iter().any(|kind| entry.starts_with(kind))
+        };
+        let list = list.lines().filter(|line| !line.starts_with(';')).filter(is_of_it).collect::<Vec<_>>().join("\n");
+        self.print(&["--create", "--use-list=/dev/stdin", "--file=-"], &list).await
+    }
+
+    /// Reads the list of the definitions that follow after the rows.
+    pub(crate) async fn deferred(&self) -> Result<DeferredDefinitions, Error> {
+        Ok(DeferredDefinitions::of(&self.print(&["--section=post-data", "--list"], "").await?))
+    }
+
+    /// Creates types, tables and functions in an existing database, and returns those that it rejects.
+    pub(crate) async fn attempt(&self) -> Result<Vec<RejectedDefinition>, Error> {
+        self.attempt_with("--section=pre-data", "").await
+    }
+
+    /// Creates as many indexes, constraints and triggers as possible in a database without foreign keys; returns those that
+    /// it rejects.
+    pub(crate) async fn attempt_most(&self, of: &DeferredDefinitions) -> Result<Vec<RejectedDefinition>, Error> {
+        self.attempt_with("--use-list=/dev/stdin", &of.most).await
+    }
+
+    /// Creates as many foreign keys as possible; returns those that the database rejects.
+    pub(crate) async fn attempt_foreign_keys(
+        &self,
+        of: &DeferredDefinitions,
+    ) -> Result<Vec<RejectedDefinition>, Error> {
+        self.attempt_with("--use-list=/dev/stdin", &of.foreign_keys).await
+    }
+
+    async fn attempt_with(&self, which: &str, list: &str) -> Result<Vec<RejectedDefinition>, Error> {
+        // Without --verbose, pg_restore does not report which entry an error belongs to.
+        let settings = [ASYNCHRONOUS_COMMIT, ("lc_messages", "C")];
+        let command = self.restorer(&["--verbose", which], &of_database(&self.target.database), &settings);
+        let output = run_to_end(command, RESTORE, list).await?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        let rejections = rejections(&told);
+        if output.status.success() || !rejections.is_empty() {
+            Ok(rejections)
+        } else {
+            Err(program_error(RESTORE, &told))
+        }
+    }
+
+    /// Creates indexes, constraints and triggers, several at a time; foreign keys only if `too`. If `alone`, only one process
+    /// of the server does the work and leaves the other processors to clients.
+    pub(crate) async fn complete(
+        &self,
+        of: &DeferredDefinitions,
+        jobs: usize,
+        too: bool,
+        alone: bool,
+    ) -> Result<(), Error> {
+        let jobs = if alone { 1 } else { jobs };
+        let alone = alone.then_some(("max_parallel_maintenance_workers", "0"));
+        let settings: Vec<_> = [ASYNCHRONOUS_COMMIT].into_iter().chain(alone).collect();
+        let list = if too { format!("{}{}", of.most, of.foreign_keys) } else { of.most.clone() };
+        self.restore(&list, &format!("--jobs={jobs}"), &settings).await
+    }
+
+    /// Creates all foreign keys or none; they are on disk when this returns.
+    pub(crate) async fn create_foreign_keys(&self, of: &DeferredDefinitions, alone: bool) -> Result<(), Error> {
+        let settings = alone.then_some(("max_parallel_workers_per_gather", "0"));
+        self.restore(&of.foreign_keys, "--single-transaction", settings.as_slice()).await
+    }
+
+    /// Creates the entries of a list.
+    async fn restore(&self, list: &str, how: &str, settings: &[(&str, &str)]) -> Result<(), Error> {
+        let how = ["--use-list=/dev/stdin", "--exit-on-error", how];
+        let command = self.restorer(&how, &of_database(&self.target.database), settings);
+        run(command, RESTORE, list).await.map(drop)
+    }
+
+    /// Makes a command that creates definitions on the target, from a session with `settings`.
+    fn restorer(&self, how: &[&str], database: &str, settings: &[(&str, &str)]) -> Command {
+        let mut command = client(RESTORE, self.major, self.target);
+        command.args(how).arg(format!("--dbname={database}")).arg("--").arg(self.file);
+        command.env("PGAPPNAME", maker_name(self.target));
+        command.env("PGOPTIONS", session_settings::options(self.major, settings));
+        command
+    }
+
+    /// Returns what `pg_restore` prints about the dump, without a server.
+    async fn print(&self, how: &[&str], input: &str) -> Result<String, Error> {
+        let mut command = Command::new(program(RESTORE, self.major));
+        command.args(how).arg("--").arg(self.file);
+        run(command, RESTORE, input).await
     }
 }
 
@@ -145,12 +208,6 @@ pub(crate) struct DeferredDefinitions {
 }
 
 impl DeferredDefinitions {
-    pub(crate) async fn read(major: u32, dump: &Path) -> Result<DeferredDefinitions, Error> {
-        let mut command = Command::new(program("pg_restore", major));
-        command.args(["--section=post-data", "--list", "--"]).arg(dump);
-        Ok(DeferredDefinitions::of(&run(command, "pg_restore", "").await?))
-    }
-
     /// Splits the list. The comment on an entry follows directly after it.
     fn of(list: &str) -> DeferredDefinitions {
         let (mut most, mut foreign_keys, mut of_key) = (String::new(), String::new(), false);
@@ -169,72 +226,6 @@ impl DeferredDefinitions {
     pub(crate) fn has_foreign_keys(&self) -> bool {
         !self.foreign_keys.is_empty()
     }
-
-    /// Creates indexes, constraints and triggers, several at a time; foreign keys only if `too`. If `alone`, only one process
-    /// of the server does the work and leaves the other processors to clients.
-    pub(crate) async fn complete(
-        &self,
-        target: &Server,
-        major: u32,
-        dump: &Path,
-        jobs: usize,
-        too: bool,
-        alone: bool,
-    ) -> Result<(), Error> {
-        let jobs = if alone { 1 } else { jobs };
-        let alone = alone.then_some(("max_parallel_maintenance_workers", "0"));
-        let settings: Vec<_> = [ASYNCHRONOUS_COMMIT].into_iter().chain(alone).collect();
-        let list = if too { format!("{}{}", self.most, self.foreign_keys) } else { self.most.clone() };
-        restore(target, major, dump, &list, &format!("--jobs={jobs}"), &settings).await
-    }
-
-    /// Creates as many of them as possible in a database without foreign keys; returns those that it rejects.
-    pub(crate) async fn attempt_most(
-        &self,
-        target: &Server,
-        major: u32,
-        dump: &Path,
-    ) -> Result<Vec<RejectedDefinition>, Error> {
-        attempt_with(target, major, dump, "--use-list=/dev/stdin", &self.most).await
-    }
-
-    /// Creates as many foreign keys as possible; returns those that the database rejects.
-    pub(crate) async fn attempt_foreign_keys(
-        &self,
-        target: &Server,
-        major: u32,
-        dump: &Path,
-    ) -> Result<Vec<RejectedDefinition>, Error> {
-        attempt_with(target, major, dump, "--use-list=/dev/stdin", &self.foreign_keys).await
-    }
-
-    /// Creates all foreign keys or none; they are on disk when this returns.
-    pub(crate) async fn create_foreign_keys(
-        &self,
-        target: &Server,
-        major: u32,
-        dump: &Path,
-        alone: bool,
-    ) -> Result<(), Error> {
-        let settings = alone.then_some(("max_parallel_workers_per_gather", "0"));
-        restore(target, major, dump, &self.foreign_keys, "--single-transaction", settings.as_slice()).await
-    }
-}
-
-/// Creates the entries of a list.
-async fn restore(
-    target: &Server,
-    major: u32,
-    dump: &Path,
-    list: &str,
-    how: &str,
-    own: &[(&str, &str)],
-) -> Result<(), Error> {
-    let mut command = client("pg_restore", major, target);
-    command.args(["--use-list=/dev/stdin", "--exit-on-error", how]);
-    command.arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
-    command.env("PGAPPNAME", maker_name(target)).env("PGOPTIONS", session_settings::options(major, own));
-    run(command, "pg_restore", list).await.map(drop)
 }
 
 /// Makes a command for a program that connects to `server`, and to no other server that the environment names.

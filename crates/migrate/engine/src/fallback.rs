@@ -1,25 +1,25 @@
 //! After the switch: roll back to the source, or make the switch final.
 
 use crate::catalogs::{self, Definitions};
-use crate::follow::{Feed, Follower, Plan};
 use crate::following::{FollowState, catch_up, compare_between};
-use crate::inventory::Inventory;
 use crate::journal::{Journal, Phase, Record, SharedJournal};
-use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock, Witness};
 use crate::phases::{state_mut, take_state};
 use crate::progress::{Observer, Reporter};
 use crate::proxy_client::is_served;
 use crate::removal::{LOCK_TIMEOUT, end_migration, remove_others};
-use crate::replication_objects::{self, PUBLICATIONS};
 use crate::retry::{Outcome, name_long_rows, retry_with_any_proxy};
 use crate::switch::{self, Direction, Prepared, Side};
-use crate::throttle::Throttle;
-use crate::{Error, ddl_changes, fence, undo};
+use crate::{ddl_changes, fence, undo};
 use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_events::EventKind;
+use stillpoint_migrate_apply::inventory::Inventory;
+use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
+use stillpoint_migrate_apply::throttle::Throttle;
+use stillpoint_migrate_apply::{Error, Feed, Follower, Plan};
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 use stillpoint_operation::{self as operation, Faults, Operation, Step, Undo};
 
 /// The order of a rollback. A failure before clients have moved leaves them on the target, and the way back open.
@@ -99,7 +99,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         if is_finished {
             let text = "the migration was finished: clients are on the target, and cannot be rolled back to the \
                         source";
-            return Err(Failure::untouched(Error::WrongPhase(text.into())));
+            return Err(State::Untouched.refuse(text));
         }
         return Ok(Some(Outcome::AlreadyThere));
     }
@@ -109,24 +109,17 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         Phase::Switched | Phase::Returning => {
             let text = "this migration cannot be rolled back: it was started with --no-fallback, or `finish` has \
                         begun";
-            return Err(Failure::untouched(Error::WrongPhase(text.into())));
+            return Err(State::Untouched.refuse(text));
         }
-        _ => {
-            let text = "clients are on the source: there is nothing to roll back";
-            return Err(Failure::untouched(Error::WrongPhase(text.into())));
-        }
+        _ => return Err(State::Untouched.refuse("clients are on the source: there is nothing to roll back")),
     }
     if journal.record.phase == Phase::Returning {
         // An earlier attempt was interrupted, possibly after clients had moved back.
-        let returned = switch::serves(options, &journal.record, Side::Source).await;
-        match returned {
-            Ok(true) => return remove_all(options, journal, Outcome::AlreadyThere).await.map(Some),
-            Ok(false) => {
-                let lifted = fence::lift_if_fenced(&options.target, journal.record.fenced_target.as_ref()).await;
-                lifted.map_err(Failure::on_target)?.into_iter().for_each(|lost| reporter.warn(lost));
-            }
-            Err(error) => return Err(Failure { state: State::Unknown(error.to_string()), error }),
+        if switch::serves(options, &journal.record, Side::Source).await.map_err(Failure::unknown)? {
+            return remove_all(options, journal, Outcome::AlreadyThere).await.map(Some);
         }
+        let lifted = fence::lift_if_fenced(&options.target, journal.record.fenced_target.as_ref()).await;
+        lifted.map_err(Failure::on_target)?.into_iter().for_each(|lost| reporter.warn(lost));
     }
     let definitions = check_definitions_kept(options, reporter).await.map_err(|error| match journal.record.phase {
         Phase::Switched => Failure::untouched(error),
@@ -184,10 +177,7 @@ fn is_over(lock: Option<&CommandLock>, journal: &Journal) -> Result<bool, Error>
 async fn remove_all(options: &Options, journal: Journal, outcome: Outcome) -> Result<Outcome, Failure> {
     match undo::undo(options, journal).await {
         State::OnSource => Ok(outcome),
-        state => Err(Failure {
-            error: Error::WrongPhase("some objects of the migration could not be removed".into()),
-            state,
-        }),
+        state => Err(state.refuse("some objects of the migration could not be removed")),
     }
 }
 
@@ -196,12 +186,10 @@ async fn check_definitions_kept(options: &Options, reporter: &Reporter) -> Resul
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
     let definitions = catalogs::read(&mut target).await?;
     let lost = ddl_changes::since_switch(options, &definitions)?;
-    match (lost.is_empty(), options.accepted.definitions_dropped) {
-        (true, _) => {}
-        (false, true) => {
-            reporter.warn(format!("the following will be dropped with the target's database: {}", lost.join("; ")))
-        }
-        (false, false) => return Err(Error::DefinedSince(lost)),
+    if !lost.is_empty() && !options.accepted.definitions_dropped {
+        return Err(Error::DefinedSince(lost));
+    } else if !lost.is_empty() {
+        reporter.warn(format!("the following will be dropped with the target's database: {}", lost.join("; ")));
     }
     Ok(definitions)
 }
@@ -214,18 +202,8 @@ impl<'m, 'j> Rollback<'m, 'j> {
         definitions: Definitions,
         witness: Option<Witness>,
     ) -> Rollback<'m, 'j> {
-        let (direction, paused) = (Direction::back(options), Duration::ZERO);
-        Rollback {
-            options,
-            journal,
-            reporter,
-            witness,
-            definitions,
-            direction,
-            following: None,
-            prepared: None,
-            paused,
-        }
+        let (direction, following, prepared, paused) = (Direction::back(options), None, None, Duration::ZERO);
+        Rollback { options, journal, reporter, witness, definitions, direction, following, prepared, paused }
     }
 
     /// Lets the source follow the target.
@@ -314,8 +292,7 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     if journal.record.phase != Phase::Switched {
-        let text = "clients are not on the target yet: there is nothing to finish";
-        return Err(Failure::untouched(Error::WrongPhase(text.into())));
+        return Err(State::Untouched.refuse("clients are not on the target yet: there is nothing to finish"));
     }
     let lock = owner::acquire_lock_if_reachable(&options.source, &journal.record.migration).await;
     let lock = lock.map_err(Failure::untouched)?;
@@ -338,12 +315,11 @@ async fn remove_return_path(options: &Options, journal: &mut Journal) -> Result<
     // Targets that remain from a `run` that was interrupted directly after the switch.
     let left = remove_others(options, &SharedJournal::new(journal), &mut source).await?;
     if !left.is_empty() {
-        return Err(Error::WrongPhase(format!(
-            "{}; run `finish` again to continue without these targets",
-            left.join("; ")
-        )));
+        let left = left.join("; ");
+        return Err(Error::WrongPhase(format!("{left}; run `finish` again to continue without these targets")));
     }
     replication_objects::drop_slot(&mut source, &journal.record.slot()).await?;
     replication_objects::uninstall(&mut source).await?;
-    replication_objects::restore_identities(&mut source, &journal.record.identities, LOCK_TIMEOUT).await
+    replication_objects::restore_identities(&mut source, &journal.record.identities, LOCK_TIMEOUT).await?;
+    Ok(())
 }

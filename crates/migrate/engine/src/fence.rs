@@ -11,11 +11,12 @@
 //! new connection. A session that was accepted before connections were disabled is waited for and terminated like the others.
 //! The proxy's own server processes stay: they do nothing until the proxy has switched, and continue if it does not switch.
 
-use crate::inventory::text;
-use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::proxy_client::ProxyClient;
-use crate::{APPLICATION, Error, Server};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{
+    APPLICATION, Link, Purpose, Row, Server, ServerError, identifier, literal, text,
+};
 
 /// Maximum time for sessions to end outside of a pause.
 pub(crate) const SESSION_END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,7 +33,7 @@ const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Connects to another database of the server: a session inside the database could not disable its connections.
-pub(crate) async fn connect_beside(server: &Server) -> Result<Link, Error> {
+pub(crate) async fn connect_beside(server: &Server) -> Result<Link, ServerError> {
     Link::connect(&server.database("postgres"), Purpose::Statements, &[("synchronous_commit", "on")]).await
 }
 
@@ -114,7 +115,7 @@ fn sort_grants(rows: &[Row]) -> Vec<Grant> {
 async fn restorable_grants<'g>(
     beside: &mut Link,
     grants: &'g [Grant],
-) -> Result<(Vec<&'g Grant>, Vec<&'g str>), Error> {
+) -> Result<(Vec<&'g Grant>, Vec<&'g str>), ServerError> {
     let roles = beside.query("SELECT quote_ident(rolname) FROM pg_roles").await?;
     let roles: Vec<String> = roles.iter().map(|row| text(row, 0)).collect();
     let (mut kept, mut lost): (Vec<&Grant>, Vec<&str>) = Default::default();
@@ -134,7 +135,7 @@ pub(crate) async fn disable_connections_again(
     beside: &mut Link,
     database: &str,
     grants: &[Grant],
-) -> Result<(), Error> {
+) -> Result<(), ServerError> {
     let (kept, _) = restorable_grants(beside, grants).await?;
     let kept: Vec<Grant> = kept.into_iter().cloned().collect();
     disable_connections(beside, database, &kept).await
@@ -144,7 +145,7 @@ pub(crate) async fn disable_connections_again(
 ///
 /// No right and no setting keeps a superuser out, so all connections are disabled; the rest of the fence is active while
 /// connections are enabled for us.
-async fn disable_connections(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
+async fn disable_connections(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), ServerError> {
     let read_only = begin_disabling(beside, database).await?;
     beside.query(&format!("{read_only}{}COMMIT", revoke_sql(database, grants))).await.map(drop)
 }
@@ -168,7 +169,7 @@ pub(crate) async fn disable_connections_unless_changed(
 
 /// Begins a transaction that disables connections; until its end no other session can change rights to connect or settings of
 /// the database. Returns statements that make sessions begin read-only, and keep the database's own setting beside that.
-async fn begin_disabling(beside: &mut Link, database: &str) -> Result<String, Error> {
+async fn begin_disabling(beside: &mut Link, database: &str) -> Result<String, ServerError> {
     let name = identifier(database);
     let settings = beside
         .query(&format!(
@@ -192,8 +193,7 @@ async fn begin_disabling(beside: &mut Link, database: &str) -> Result<String, Er
 fn read_only_settings_sql(database: &str) -> String {
     format!(
         "SELECT split_part(s, '=', 1), substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting d, unnest(d.setconfig) \
-         s \
-         WHERE d.setrole = 0 AND d.setdatabase = (SELECT oid FROM pg_database WHERE datname = {}) \
+         s WHERE d.setrole = 0 AND d.setdatabase = (SELECT oid FROM pg_database WHERE datname = {}) \
          AND split_part(s, '=', 1) IN ('default_transaction_read_only', '{OWN_READ_ONLY}')",
         literal(database)
     )
@@ -250,7 +250,8 @@ pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<Str
 /// do.
 pub(crate) async fn enable_for_us(server: &Server) -> Result<(), Error> {
     let name = identifier(&server.database);
-    connect_for_fencing(server).await?.query(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await.map(drop)
+    connect_for_fencing(server).await?.query(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await?;
+    Ok(())
 }
 
 /// Connects to a fenced database: enables connections for that moment, and terminates other sessions that connected too. A
@@ -262,7 +263,7 @@ pub(crate) async fn connect_to_fenced(server: &Server) -> Result<Link, Error> {
     let mut beside = connect_for_fencing(server).await?;
     beside.query(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS false", identifier(&server.database))).await?;
     terminate_direct_sessions(&mut beside, &server.database, &[], SESSION_END_TIMEOUT).await?;
-    link
+    Ok(link?)
 }
 
 /// Query for direct sessions: those of the database that are neither ours nor the proxy's, whose server processes are

@@ -3,16 +3,15 @@
 use crate::catalogs::Definitions;
 use crate::checksum::Comparison;
 use crate::clients::{Clients, SpeedController};
-use crate::follow::{Feed, Follower, Plan};
-use crate::inventory::Inventory;
-use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
-use crate::throttle::{Bounds, Throttle};
-use crate::{Error, Server};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
+use stillpoint_migrate_apply::inventory::Inventory;
+use stillpoint_migrate_apply::throttle::{Bounds, Throttle};
+use stillpoint_migrate_apply::{Error, Feed, Follower, Plan};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server};
 
 /// Lag at which a replay has caught up.
 const CAUGHT_UP_LAG: Duration = Duration::from_millis(200);

@@ -17,7 +17,8 @@
 use crate::journal::{Journal, Phase, SharedJournal};
 use crate::options::Options;
 use crate::switch::{Side, serves};
-use crate::{Error, fallback, fence};
+use crate::{fallback, fence};
+use stillpoint_migrate_apply::Error;
 
 /// Enables connections to the side that serves and disables those to the other, if a dead command has left them otherwise. It
 /// is harmless at any time and can be repeated; a failure changes nothing, and a retry is possible.

@@ -1,9 +1,7 @@
 //! The journal of a migration: one small file, replaced as a whole, and on disk before the step that it describes is done.
 
-use crate::Error;
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
-use crate::replication_objects::IdentityChange;
 use crate::roles::Roles;
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
@@ -14,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use stillpoint_host::trusted::Directory;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_apply::replication_objects::IdentityChange;
+use stillpoint_migrate_postgres::link::Server;
 
 /// Maximum size in bytes of a journal or a file beside it; definitions of very many tables are large.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -25,10 +26,11 @@ const DEFINITIONS_EXTENSION: &str = "definitions";
 const PROGRESS_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// Progress of a migration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Objects are about to be created on the servers.
+    #[default]
     Begun,
     /// Step 1 of the paper: the snapshot is taken, and changes are kept.
     Snapshotted,
@@ -71,7 +73,7 @@ impl Capture {
 }
 
 /// A target that is not the one to which clients are to go.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherTarget {
     /// Number of the target; part of the name of its slot.
     pub(crate) number: usize,
@@ -95,15 +97,7 @@ pub struct OtherTarget {
 impl OtherTarget {
     /// Makes a target that was named and for which nothing has been done.
     pub(crate) fn new(number: usize, server: String) -> OtherTarget {
-        OtherTarget {
-            number,
-            server,
-            made_database: false,
-            made_roles: Vec::new(),
-            following: false,
-            horizon: 0,
-            dropped: None,
-        }
+        OtherTarget { number, server, ..OtherTarget::default() }
     }
 
     /// Returns true if it holds the snapshot and repeats the commits of the source.
@@ -113,7 +107,7 @@ impl OtherTarget {
 }
 
 /// Everything that a later command, or the next run after a crash, must know. It holds no secrets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Version of the record's format.
     pub v: u32,
@@ -354,7 +348,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
 }
 
 /// Reads all journals of a directory without locking them.
-pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
+fn all(state: &Path) -> Result<Vec<Record>, Error> {
     let directory = match Directory::open(state) {
         Err(error) if error.is_not_found() => return Ok(Vec::new()),
         opened => opened?,
@@ -366,6 +360,18 @@ pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
         records.push(serde_json::from_slice(&bytes).map_err(|error| wrong(error.into()))?);
     }
     Ok(records)
+}
+
+/// Returns descriptions of the migrations of databases of a server, whose journals are in the directory.
+///
+/// # Errors
+///
+/// [`Error::Journal`] or [`Error::Host`] if a journal cannot be read.
+pub fn running_migrations(state: &Path, source: &Server) -> Result<Vec<String>, Error> {
+    let (host, port) = source.host_and_port();
+    let place = format!("source {host}:{port}/");
+    let ours = all(state)?.into_iter().filter(|record| record.source.starts_with(&place));
+    Ok(ours.map(|record| format!("a migration of {} is under way ({:?})", record.database, record.phase)).collect())
 }
 
 /// Maximum time that a command waits for the one before; a guardian may be at work, and takes no longer.

@@ -62,62 +62,49 @@
 //! as statements, as in the paper, only on request.
 #![forbid(unsafe_code)]
 
-mod attach;
+mod capture;
 mod catalogs;
 mod check;
 mod checksum;
 mod clients;
-mod conninfo;
 mod copy;
 mod create;
 mod ddl_changes;
 mod definitions;
-mod error;
 mod estimate;
 mod fallback;
 mod fence;
-mod follow;
 mod following;
 mod guardian;
-mod inventory;
 mod journal;
-mod link;
 mod multi_target;
 mod options;
 mod owner;
-mod pgoutput;
 mod phases;
 mod priority;
 mod progress;
 mod proxy_client;
-mod recording;
 mod rehearsal;
 mod removal;
-mod replication_objects;
 mod report;
 mod retry;
 mod roles;
 mod run;
-mod server;
 mod server_settings;
-mod session_settings;
 mod settle;
 mod snapshot;
 mod status;
 mod switch;
-mod throttle;
 mod undo;
 mod values;
 mod weight;
 
-pub use attach::{AttachOptions, AttachReport, DetachOptions, DetachReport, attach, detach};
 pub use check::check;
 pub use checksum::ComparisonReport;
 pub use ddl_changes::definitions_since_switch;
-pub use error::Error;
 pub use fallback::{fallback, finish};
 pub use guardian::repair_interrupted;
-pub use journal::{Capture, CopyProgress, OtherTarget, Phase, Record};
+pub use journal::{Capture, CopyProgress, OtherTarget, Phase, Record, running_migrations};
 pub use options::{AcceptedRestrictions, Failure, Options, State};
 pub use owner::Owner;
 pub use progress::Observer;
@@ -125,13 +112,8 @@ pub use report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdic
 pub use retry::Outcome;
 pub use roles::Roles;
 pub use run::run;
-pub(crate) use server::APPLICATION;
-pub use server::Server;
 pub use status::{Status, status};
+pub use stillpoint_migrate_apply::{Error, statement_replay};
+pub use stillpoint_migrate_postgres::link::{Server, ServerError};
 pub use stillpoint_migrate_replay::Mode as Schedule;
 pub use undo::abort;
-
-/// Replay of statements as a migration does it, for a capture without a migration: for measurements.
-pub mod statement_replay {
-    pub use crate::follow::statement_replay::{Reader, Replay, ReplaySettings, SourceEvent, Transaction};
-}

@@ -14,20 +14,21 @@
 
 use crate::clients::Clients;
 use crate::journal::{OtherTarget, Phase, Record, SharedJournal};
-use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::owner::Witness;
 use crate::phases::Migration;
 use crate::progress::Reporter;
+use crate::removal;
 use crate::removal::{drop_database, leftover_message};
-use crate::replication_objects::has_slot_log;
 use crate::snapshot::prepare_source;
-use crate::{Error, removal, replication_objects};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 use stillpoint_events::migrate;
+use stillpoint_migrate_apply::replication_objects::has_slot_log;
+use stillpoint_migrate_apply::{Error, replication_objects};
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 
 /// Interval at which targets that follow are checked while others are brought up.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

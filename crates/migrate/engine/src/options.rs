@@ -1,11 +1,13 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Capture, Error, Roles, Server};
+use crate::{Capture, Roles};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::Server;
 use stillpoint_migrate_replay::Mode as Schedule;
 use stillpoint_operation::Faults;
 use tokio::sync::Notify;
@@ -124,12 +126,9 @@ impl Options {
         let Some(at) = self.targets().position(|server| server.to_string() == record.target) else {
             // A single target is unambiguous, independent of the spelling of its address.
             let known = record.others.is_empty() && self.others.is_empty();
-            let text = || format!("clients move, or moved, to {}: name it with --target", record.target);
-            return if known {
-                Ok(Options { roles: record.roles, ..self.clone() })
-            } else {
-                Err(Error::WrongPhase(text()))
-            };
+            let options = known.then(|| Options { roles: record.roles, ..self.clone() });
+            let why = || format!("clients move, or moved, to {}: name it with --target", record.target);
+            return options.ok_or_else(|| Error::WrongPhase(why()));
         };
         let mut others: Vec<Server> = self.targets().cloned().collect();
         let target = others.remove(at);
@@ -182,13 +181,31 @@ pub struct Failure {
     pub state: State,
 }
 
+impl State {
+    /// A failure in this state, because the phase of the migration does not permit the command.
+    pub(crate) fn refuse(self, why: &str) -> Failure {
+        Failure { error: Error::WrongPhase(why.into()), state: self }
+    }
+}
+
 impl Failure {
-    pub(crate) fn untouched(error: Error) -> Failure {
-        Failure { error, state: State::Untouched }
+    pub(crate) fn untouched(error: impl Into<Error>) -> Failure {
+        Failure { error: error.into(), state: State::Untouched }
     }
 
     pub(crate) fn on_target(error: Error) -> Failure {
         Failure { error, state: State::OnTarget }
+    }
+
+    /// A failure after which the proxy cannot be asked which side serves.
+    pub(crate) fn unknown(error: Error) -> Failure {
+        Failure { state: State::Unknown(error.to_string()), error }
+    }
+
+    /// A failure to remove something of the migration, with clients on the source.
+    pub(crate) fn with_remains(error: impl Into<Error>) -> Failure {
+        let error = error.into();
+        Failure { state: State::OnSourceWithRemains(error.to_string()), error }
     }
 
     /// A failure with clients on the target.
@@ -206,10 +223,10 @@ impl Failure {
                 "create these definitions on the source after the rollback, and run `fallback` again with \
                  --drop-definitions"
             }
-            (Error::TimedOut { .. }, State::OnTarget) => {
+            (error, State::OnTarget) if error.is_time_out() => {
                 "end the sessions or transactions named above, and run the command again"
             }
-            (Error::TimedOut { .. }, _) => {
+            (error, _) if error.is_time_out() => {
                 "end the sessions or transactions named above, or raise the time limit, and run the command again"
             }
             (Error::SchemaChanged(_) | Error::CatalogsChanged(_) | Error::InTheWay(_), _) => {

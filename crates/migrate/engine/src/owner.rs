@@ -12,18 +12,18 @@
 //!  fallback, finish, abort: lock ........ row gone
 //! ```
 
+use crate::Options;
 use crate::fence::{SESSION_END_TIMEOUT, connect_beside};
-use crate::inventory::text;
 use crate::journal::{Journal, Phase};
-use crate::link::{Link, literal};
 use crate::progress::Reporter;
-use crate::replication_objects::{SESSION_DESCRIPTION, check_ownership};
-use crate::{APPLICATION, Error, Options, Server};
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_apply::replication_objects::{SESSION_DESCRIPTION, check_ownership};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, Server, ServerError, literal, text};
 
 /// First halves of the keys of the locks that [`acquire_lock`] takes; the second halves are derived from the database's name, and are
 /// the migration's number.
@@ -104,8 +104,7 @@ pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<()
         "SET client_min_messages = error; {BEGIN}({TABLE_LOCK_KEY}); \
          CREATE SCHEMA IF NOT EXISTS stillpoint_migrations; \
          CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT \
-         NULL, \
-         journal text NOT NULL, since timestamptz NOT NULL DEFAULT now())"
+         NULL, journal text NOT NULL, since timestamptz NOT NULL DEFAULT now())"
     );
     link.query(&sql).await?;
     check_ownership(&mut link, SCHEMA).await?;
@@ -132,7 +131,8 @@ pub(crate) async fn release(server: &Server, migration: &str) -> Result<(), Erro
             link.query(&format!("DROP TABLE {table}; DROP SCHEMA stillpoint_migrations")).await?;
         }
     }
-    link.query("COMMIT").await.map(drop)
+    link.query("COMMIT").await?;
+    Ok(())
 }
 
 /// The session that holds the lock.
@@ -306,7 +306,7 @@ pub(crate) async fn acquire_lock_if_reachable(server: &Server, migration: &str) 
 /// # Errors
 ///
 /// An error if the server cannot be asked.
-pub(crate) async fn working_command(beside: &mut Link, database: &str) -> Result<Option<String>, Error> {
+pub(crate) async fn working_command(beside: &mut Link, database: &str) -> Result<Option<String>, ServerError> {
     let sql = format!(
         "SELECT format('%s, since %s, from %s', {SESSION_DESCRIPTION}, date_trunc('second', backend_start), \
          coalesce(host(client_addr), 'its machine')) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \

@@ -24,20 +24,20 @@
 
 use crate::clients::Clients;
 use crate::create::{CreatedTarget, create, create_foreign_keys};
-use crate::follow::Feed;
 use crate::following::{FollowState, compare_between, follow};
-use crate::inventory::Inventory;
 use crate::journal::{Capture, SharedJournal};
-use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::owner::Witness;
 use crate::progress::Reporter;
-use crate::replication_objects::PUBLICATIONS;
 use crate::snapshot::{SnapshotState, snapshot};
 use crate::switch::{self, Direction, Prepared};
-use crate::{Error, removal, settle};
+use crate::{removal, settle};
 use std::time::Duration;
 use stillpoint_events::EventKind;
+use stillpoint_migrate_apply::inventory::Inventory;
+use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
+use stillpoint_migrate_apply::{Error, Feed};
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 use stillpoint_operation::{Faults, Operation, Phase, Step, Undo, advance};
 
 /// Names of phases at which a part of the list begins: all of it, for a target that holds the snapshot already, for the target

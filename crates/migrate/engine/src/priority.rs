@@ -10,15 +10,14 @@
 //! Weight must be restored before clients wait for the target, and only root may do that for others' processes; without root no
 //! weight is changed. Our sessions end with this process, so a kill leaves nothing behind.
 
-use crate::follow::ReplayStatus;
-use crate::inventory::number;
-use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
 use crate::weight::{FULL_WEIGHT, check_local_process, niceness, set_weight};
-use crate::{Error, replication_objects};
 use rustix::thread::CapabilitySet;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
+use stillpoint_migrate_apply::replication_objects;
+use stillpoint_migrate_apply::{Error, ReplayStatus};
+use stillpoint_migrate_postgres::link::{Link, Purpose, literal, number};
 use tokio::sync::watch;
 
 /// Weight of each process, at least; it is doubled while it is not enough, up to the maximum.
@@ -85,7 +84,7 @@ impl SessionPriority {
         let sessions_sql = format!(
             "SELECT pid, extract(epoch FROM clock_timestamp() - backend_start) FROM pg_stat_activity \
              WHERE application_name = {} AND datname = current_database()",
-            literal(crate::APPLICATION)
+            literal(stillpoint_migrate_postgres::link::APPLICATION)
         );
         Ok(Some(SessionPriority {
             links,

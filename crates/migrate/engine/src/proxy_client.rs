@@ -1,15 +1,11 @@
 //! The manager's client of the proxy in front of both servers: the control socket, for one tenant.
 
-use crate::inventory::text;
-use crate::link::{Link, literal};
-use crate::{Error, Server};
 use std::collections::{BTreeMap, HashMap};
-use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use stillpoint_migrate_control::{
-    Client, ControlError, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus,
-};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_control::{Client, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus};
+use stillpoint_migrate_postgres::link::{Link, Server, literal, text};
 
 /// Interval between requests while sessions hold objects that cannot be moved; they may release them.
 const PREPARE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -28,12 +24,6 @@ pub(crate) struct ProxyClient {
     tenant: String,
 }
 
-/// Number of sessions that are ready to move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PreparedSessions {
-    pub(crate) sessions: u64,
-}
-
 /// Work that the proxy has done for clients.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StatementCounts {
@@ -46,7 +36,7 @@ pub(crate) struct StatementCounts {
 
 impl ProxyClient {
     pub(crate) async fn connect(path: &Path, tenant: &str) -> Result<ProxyClient, Error> {
-        let client = Client::connect(path).await.map_err(|error| proxy_error(&error))?;
+        let client = Client::connect(path).await?;
         Ok(ProxyClient { client, path: path.into(), tenant: tenant.into() })
     }
 
@@ -62,7 +52,7 @@ impl ProxyClient {
         };
         let limit = REPLY_TIMEOUT + Duration::from_millis(own_limit_ms);
         let answer = tokio::time::timeout(limit, self.client.ask(&request)).await;
-        answer.map_err(|_| Error::Proxy(format!("no answer to {request:?}")))?.map_err(|error| proxy_error(&error))
+        Ok(answer.map_err(|_| Error::Proxy(format!("no answer to {request:?}")))??)
     }
 
     async fn status(&mut self) -> Result<Status, Error> {
@@ -144,30 +134,30 @@ impl ProxyClient {
         Ok(StatementCounts { statements, waits: tenant.map(|tenant| tenant.waits).unwrap_or_default() })
     }
 
-    /// Opens a session on the target for each of the tenant's sessions, and waits until all are ready. `verifiers` are stored
+    /// Opens a session on the target for each of the tenant's sessions, waits until all are ready, and returns their number. `verifiers` are stored
     /// passwords by role, for a target that requires them.
     pub(crate) async fn prepare(
         &mut self,
         target: &Server,
         verifiers: &BTreeMap<String, String>,
         limit: Duration,
-    ) -> Result<PreparedSessions, Error> {
+    ) -> Result<u64, Error> {
         let begun = tokio::time::Instant::now();
         let mut again = false;
         loop {
             let request = Request::Prepare {
                 tenant: self.tenant.clone(),
-                target: TargetSpec::Server(target.to_proxy_server()),
+                target: TargetSpec::Server(target.address.clone()),
                 verifiers: verifiers.clone(),
                 limit_ms: limit.saturating_sub(begun.elapsed()).max(PREPARE_TIMEOUT_MIN).as_millis() as u64,
                 again: std::mem::replace(&mut again, true),
             };
-            let (sessions, waiting, pinned, failed) = match self.ask(request).await? {
-                Reply::Prepared { sessions, waiting, pinned, failed } => (sessions, waiting, pinned, failed),
-                reply => return Err(unexpected_reply(&reply)),
+            let reply = self.ask(request).await?;
+            let Reply::Prepared { sessions, waiting, pinned, failed } = reply else {
+                return Err(unexpected_reply(&reply));
             };
             if [&waiting, &pinned, &failed].iter().all(|list| list.is_empty()) {
-                return Ok(PreparedSessions { sessions: sessions as u64 });
+                return Ok(sessions as u64);
             }
             if begun.elapsed() >= limit || !failed.is_empty() {
                 let who = [pinned, failed, waiting].iter().flatten().map(remark).collect();
@@ -226,14 +216,6 @@ pub(crate) async fn retry_until_takeover<T, F: Future<Output = Result<T, Error>>
 pub(crate) async fn is_served(proxy: &Path, tenant: &str) -> bool {
     let serving = || async { ProxyClient::connect(proxy, tenant).await?.serving().await };
     matches!(retry_until_takeover(serving).await, Ok(Some(_)))
-}
-
-pub(crate) fn proxy_error(error: &ControlError) -> Error {
-    let text = error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"));
-    match error {
-        ControlError::Connect { .. } | ControlError::Closed | ControlError::Io(_) => Error::ProxyGone(text),
-        ControlError::NotUnderstood(_) | ControlError::Refused(_) => Error::Proxy(text),
-    }
 }
 
 fn unexpected_reply(reply: &Reply) -> Error {

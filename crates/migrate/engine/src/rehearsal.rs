@@ -10,16 +10,17 @@
 
 use crate::copy::{connect_for_copy, sample};
 use crate::create::statistics;
-use crate::definitions::{self, DeferredDefinitions, RejectedDefinition, major};
-use crate::inventory::{Inventory, TableDef, USER_SCHEMA, text};
-use crate::link::{Link, Purpose, identifier, literal};
-use crate::report::{Finding, Report, Verdict, short_message, unchecked_finding};
-use crate::{APPLICATION, Error, Options, Server, catalogs, values};
+use crate::definitions::{self, Dump, RejectedDefinition, major};
+use crate::report::{Finding, Report, Verdict, leave_out, refuse, short_message};
+use crate::{Options, catalogs, values};
 use rustix::fs::MemfdFlags;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_apply::inventory::{Inventory, TableDef, USER_SCHEMA};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, Server, ServerError, identifier, literal, text};
 
 /// Time after which a rehearsal is aborted.
 const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(180);
@@ -50,7 +51,7 @@ pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(
         None
     };
     if let Some(why) = reason {
-        report.findings.push(unchecked_finding(DEFINITIONS_KIND, &options.source.database, why));
+        leave_out(&mut report.findings, DEFINITIONS_KIND, &options.source.database, why);
         return Ok(());
     }
     values::check_rows(&options.source, &mut report.findings).await?;
@@ -67,24 +68,21 @@ pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(
 /// Kind of a finding about definitions as a whole.
 const DEFINITIONS_KIND: &str = "definitions";
 
-fn refused_finding(kind: &str, name: &str, note: impl Into<String>) -> Finding {
-    Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() }
-}
-
 /// Returns the findings of the rehearsal on one target.
 async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Finding>, Error> {
     let name = &options.source.database;
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     let scratch = target.database(&format!("stillpoint_rehearsal_{:016x}", hasher.finish()));
+    let mut findings = Vec::new();
     // The lock is held as long as the connection exists.
     let mut locker = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     let lock = format!("SELECT pg_try_advisory_lock({REHEARSAL_LOCK_KEY}, hashtext({}))", literal(name));
     if locker.text(&lock).await? != "t" {
-        return Ok(vec![unchecked_finding(DEFINITIONS_KIND, name, "another command is rehearsing them on the target")]);
+        leave_out(&mut findings, DEFINITIONS_KIND, name, "another command is rehearsing them on the target");
+        return Ok(findings);
     }
     drop_scratch(&scratch).await?;
-    let mut findings = Vec::new();
     let rehearsal = rehearse_on_scratch(options, &scratch, &mut findings);
     let rehearsed = tokio::select! {
         rehearsed = tokio::time::timeout(REHEARSAL_TIMEOUT, rehearsal) => rehearsed,
@@ -94,18 +92,15 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
     match rehearsed {
         Ok(Ok(())) => {}
         // The side of the error does not matter: a run could have the same error.
-        Ok(Err(error @ (Error::Sql { .. } | Error::Program { .. } | Error::InTheWay(_)))) => {
-            findings.push(unchecked_finding(
-                DEFINITIONS_KIND,
-                name,
-                format!("the rehearsal ended: {}", short_message(&error)),
-            ));
+        Ok(Err(error @ (Error::Server(ServerError::Sql { .. }) | Error::Program { .. } | Error::InTheWay(_)))) => {
+            let why = format!("the rehearsal ended: {}", short_message(&error));
+            leave_out(&mut findings, DEFINITIONS_KIND, name, why);
         }
         Ok(Err(error)) => return Err(error),
         Err(_) => {
             let why =
                 format!("the rehearsal took longer than {} s: the rest was not checked", REHEARSAL_TIMEOUT.as_secs());
-            findings.push(unchecked_finding(DEFINITIONS_KIND, name, why));
+            leave_out(&mut findings, DEFINITIONS_KIND, name, why);
         }
     }
     let (mut refusals, mut others): (Vec<_>, Vec<_>) =
@@ -113,11 +108,8 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
     let rest = refusals.len().saturating_sub(REPORTED_MAX);
     if rest > 0 {
         refusals.truncate(REPORTED_MAX);
-        refusals.push(refused_finding(
-            DEFINITIONS_KIND,
-            name,
-            format!("{rest} more refusals of the rehearsal are left out"),
-        ));
+        let why = format!("{rest} more refusals of the rehearsal are left out");
+        refuse(&mut refusals, DEFINITIONS_KIND, name, why);
     }
     refusals.append(&mut others);
     Ok(refusals)
@@ -125,7 +117,7 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
 
 /// Drops the database of this rehearsal or an earlier one. It uses a new connection, because an aborted rehearsal may have left
 /// the others unusable.
-async fn drop_scratch(scratch: &Server) -> Result<(), Error> {
+async fn drop_scratch(scratch: &Server) -> Result<(), ServerError> {
     let mut link = Link::connect(&scratch.database("postgres"), Purpose::Statements, &[]).await?;
     let there = format!("SELECT 1 FROM pg_database WHERE datname = {}", literal(&scratch.database));
     if link.value(&there).await?.is_none() {
@@ -152,65 +144,56 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
-    if let Err(error @ Error::Sql { .. }) = catalogs::read(&mut holder).await {
-        findings.push(refused_finding(
-            DEFINITIONS_KIND,
-            name,
-            format!("they cannot be read: {}", short_message(&error)),
-        ));
+    if let Err(error @ Error::Server(ServerError::Sql { .. })) = catalogs::read(&mut holder).await {
+        let why = format!("they cannot be read: {}", short_message(&error));
+        refuse(findings, DEFINITIONS_KIND, name, why);
         return Ok(());
     }
     let inventory = Inventory::read(&mut holder).await?;
-    let (_memory, dump) = memory_file()?;
+    let (_memory, file) = memory_file()?;
     let dumped = tokio::select! {
-        dumped = definitions::dump(&options.source, from, to, &snapshot, &dump) => dumped,
+        dumped = definitions::dump(&options.source, from, to, &snapshot, &file) => dumped,
         error = wait_for_blocked_client(&options.source) => Err(error),
     };
     match dumped {
         Err(error @ Error::Program { .. }) if !short_message(&error).contains("lock timeout") => {
-            findings.push(refused_finding(
-                DEFINITIONS_KIND,
-                name,
-                format!("they cannot be dumped: {}", short_message(&error)),
-            ));
+            let why = format!("they cannot be dumped: {}", short_message(&error));
+            refuse(findings, DEFINITIONS_KIND, name, why);
             return Ok(());
         }
         dumped => dumped?,
     }
     holder.query("COMMIT").await?;
 
-    if !create_database(scratch, name, &definitions::of_database_itself(to, &dump).await?, findings).await? {
+    let dump = Dump { target: scratch, major: to, file: &file };
+    if !create_database(scratch, name, &dump.of_database_itself().await?, findings).await? {
         return Ok(());
     }
-    let mut rejections = definitions::attempt(scratch, to, &dump).await?;
+    let mut rejections = dump.attempt().await?;
     let all_there = rejections.is_empty();
     let untried = copy_samples(&options.source, scratch, &inventory, all_there, findings).await?;
-    let deferred = DeferredDefinitions::read(to, &dump).await?;
-    rejections.extend(deferred.attempt_most(scratch, to, &dump).await?);
+    let deferred = dump.deferred().await?;
+    rejections.extend(dump.attempt_most(&deferred).await?);
     let mut link = connect_for_copy(scratch).await?;
     if deferred.has_foreign_keys() {
         // Rows that a sample refers to may be missing.
         for table in &inventory.tables {
             match link.query(&format!("TRUNCATE ONLY {} CASCADE", table.qualified())).await {
-                Err(Error::Sql { .. }) if !all_there => {}
+                Err(ServerError::Sql { .. }) if !all_there => {}
                 truncated => drop(truncated?),
             }
         }
-        rejections.extend(deferred.attempt_foreign_keys(scratch, to, &dump).await?);
+        rejections.extend(dump.attempt_foreign_keys(&deferred).await?);
     }
     if rejections.is_empty()
-        && let Err(error @ Error::Sql { .. }) = statistics(&mut link).await
+        && let Err(error @ ServerError::Sql { .. }) = statistics(&mut link).await
     {
-        findings.push(refused_finding(
-            DEFINITIONS_KIND,
-            name,
-            format!("statistics cannot be gathered: {}", short_message(&error)),
-        ));
+        let why = format!("statistics cannot be gathered: {}", short_message(&error.into()));
+        refuse(findings, DEFINITIONS_KIND, name, why);
     }
-    let of_fault = |RejectedDefinition { of, why }: &RejectedDefinition| {
-        refused_finding("definition", of, format!("the target rejects it: {why}"))
-    };
-    findings.extend(rejections.iter().map(of_fault));
+    for RejectedDefinition { of, why } in rejections {
+        refuse(findings, "definition", of, format!("the target rejects it: {why}"));
+    }
     report_untried_functions(&mut holder, &untried, findings).await
 }
 
@@ -219,7 +202,7 @@ async fn wait_for_blocked_client(source: &Server) -> Error {
     let waiting = format!(
         "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND EXISTS (SELECT FROM pg_stat_activity h \
          WHERE h.application_name = {} AND h.pid = ANY (pg_blocking_pids(pg_stat_activity.pid)))",
-        crate::replication_objects::SESSION_DESCRIPTION,
+        stillpoint_migrate_apply::replication_objects::SESSION_DESCRIPTION,
         literal(APPLICATION)
     );
     let watching = async {
@@ -252,12 +235,12 @@ async fn create_database(
     for statement in statements.iter().filter_map(|statement| renamed(statement, name, &scratch.database)) {
         match link.query(&statement).await {
             Ok(_) => is_made |= statement.starts_with("CREATE DATABASE "),
-            Err(error @ Error::Sql { .. }) => {
+            Err(error @ ServerError::Sql { .. }) => {
                 let statement = statement.replace(&identifier(&scratch.database), &identifier(name));
-                let note = format!("the target rejects it: {}", short_message(&error));
-                findings.push(refused_finding("definition", &statement, note));
+                let note = format!("the target rejects it: {}", short_message(&error.into()));
+                refuse(findings, "definition", statement, note);
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
         // CREATE DATABASE is the first statement.
         if !is_made {
@@ -320,7 +303,7 @@ async fn copy_samples(
         match sample(&mut from, &mut to, table).await {
             Ok(true) => {}
             Ok(false) => untried.push(table.oid),
-            Err(error @ Error::Sql { .. }) => findings.extend(rows_finding(table, &error)),
+            Err(error @ Error::Server(ServerError::Sql { .. })) => findings.extend(rows_finding(table, &error)),
             Err(error) => return Err(error),
         }
     }
@@ -329,24 +312,20 @@ async fn copy_samples(
 
 /// Makes a finding about rows of a table that could not be copied.
 fn rows_finding(table: &TableDef, error: &Error) -> Option<Finding> {
-    let (name, is_of_source) = (table.display(), !error.is_of_target());
-    Some(match error.sqlstate()? {
+    let is_of_source = !error.is_of_target();
+    let message = short_message(error);
+    let (verdict, note) = match error.sqlstate()? {
         // The query took too long, or the table is gone.
-        "57014" | "42P01" if is_of_source => {
-            unchecked_finding("rows", &name, format!("no row was tested: {}", short_message(error)))
-        }
+        "57014" | "42P01" if is_of_source => (Verdict::NotLookedAt, format!("no row was tested: {message}")),
         // No function, table, type or schema has that name.
         "42883" | "42P01" | "42704" | "3F000" => {
             let why = "functions in its constraints and columns must qualify all names, because they run without a \
                        search path";
-            refused_finding(
-                "rows",
-                &name,
-                format!("they cannot be copied to the target: {}; {why}", short_message(error)),
-            )
+            (Verdict::Refused, format!("they cannot be copied to the target: {message}; {why}"))
         }
-        _ => refused_finding("rows", &name, format!("they cannot be copied: {}", short_message(error))),
-    })
+        _ => (Verdict::Refused, format!("they cannot be copied: {message}")),
+    };
+    Some(Finding::new("rows", table.display(), verdict, note))
 }
 
 /// Reports functions that would be called for rows, in tables of which no row was copied: they may find other objects only by
@@ -363,8 +342,7 @@ async fn report_untried_functions(link: &mut Link, tables: &[u32], findings: &mu
          JOIN pg_depend x ON x.classid = part.class AND x.objid = part.oid AND x.refclassid = 'pg_proc'::regclass \
          JOIN pg_proc p ON p.oid = x.refobjid JOIN pg_language l ON l.oid = p.prolang \
          WHERE c.oid = ANY ('{{{}}}') AND {USER_SCHEMA} AND l.lanname NOT IN ('internal', 'c') AND p.prosqlbody IS \
-         NULL \
-         AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS s WHERE s LIKE 'search_path=%') ORDER BY 1, 2",
+         NULL AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS s WHERE s LIKE 'search_path=%') ORDER BY 1, 2",
         tables.join(",")
     );
     for row in link.query(&sql).await? {
@@ -372,7 +350,7 @@ async fn report_untried_functions(link: &mut Link, tables: &[u32], findings: &mu
             "there is no row to test {} with; it must qualify all names, because it runs without a search path",
             text(&row, 1)
         );
-        findings.push(unchecked_finding("rows", &text(&row, 0), note));
+        leave_out(findings, "rows", text(&row, 0), note);
     }
     Ok(())
 }

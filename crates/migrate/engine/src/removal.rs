@@ -3,11 +3,12 @@
 //! Each accepts any part of what it removes, and needs nothing but the journal.
 
 use crate::journal::{Journal, Record, SharedJournal};
-use crate::link::{Link, Purpose, identifier};
 use crate::options::Options;
 use crate::proxy_client::ProxyClient;
-use crate::{Error, Server, definitions, fence, owner, replication_objects, roles};
+use crate::{definitions, fence, owner, roles};
 use std::time::Duration;
+use stillpoint_migrate_apply::{Error, replication_objects};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, identifier};
 use stillpoint_operation::Side;
 
 /// Maximum time to wait for the lock of a table whose replica identity is restored.
@@ -32,7 +33,8 @@ pub(crate) async fn clean_source(options: &Options, record: &Record) -> Result<(
         replication_objects::drop_slot(&mut link, &slot).await?;
     }
     replication_objects::uninstall(&mut link).await?;
-    replication_objects::restore_identities(&mut link, &record.identities, LOCK_TIMEOUT).await
+    replication_objects::restore_identities(&mut link, &record.identities, LOCK_TIMEOUT).await?;
+    Ok(())
 }
 
 /// Drops the databases that a migration made, at all its targets.
@@ -67,7 +69,8 @@ pub(crate) async fn drop_database(target: &Server, record: &Record, number: usiz
     definitions::terminate_makers(target, &mut link).await?;
     let name = identifier(&target.database);
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
-    roles::drop_created(&mut link, record.roles_of(number)).await
+    roles::drop_created(&mut link, record.roles_of(number)).await?;
+    Ok(())
 }
 
 pub(crate) fn leftover_message(server: &str, error: &Error) -> String {

@@ -1,7 +1,9 @@
 //! Report of the check: findings, and the sources of changes.
 
-use crate::{Capture, Error};
+use crate::Capture;
 use serde::Serialize;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::ServerError;
 
 /// Handling of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -116,15 +118,27 @@ impl Report {
     }
 }
 
-/// Makes a finding about something that was not checked.
-pub(crate) fn unchecked_finding(kind: &str, name: &str, note: impl Into<String>) -> Finding {
-    Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotLookedAt, note: note.into() }
+impl Finding {
+    /// Makes a finding.
+    pub(crate) fn new(kind: &str, name: impl Into<String>, verdict: Verdict, note: impl Into<String>) -> Finding {
+        Finding { kind: kind.into(), name: name.into(), verdict, note: note.into() }
+    }
+}
+
+/// Adds a refusal.
+pub(crate) fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note: impl Into<String>) {
+    findings.push(Finding::new(kind, name, Verdict::Refused, note));
+}
+
+/// Adds a finding about something that was not checked.
+pub(crate) fn leave_out(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note: impl Into<String>) {
+    findings.push(Finding::new(kind, name, Verdict::NotLookedAt, note));
 }
 
 /// Formats a server's or program's error for the operator; other errors are unchanged.
 pub(crate) fn short_message(error: &Error) -> String {
     match error {
-        Error::Sql { code, message, .. } => format!("{message} ({code})"),
+        Error::Server(ServerError::Sql { code, message, .. }) => format!("{message} ({code})"),
         Error::Program { why, .. } => why.clone(),
         other => other.to_string(),
     }

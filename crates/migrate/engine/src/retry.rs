@@ -1,8 +1,10 @@
 //! Retries after a failure, the same for each command that moves clients.
 
 use crate::options::Failure;
-use crate::{Error, Server, values};
+use crate::values;
 use std::time::Duration;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{Server, ServerError};
 
 /// Number of times in one command that a lost proxy may be replaced by another.
 const PROXY_LOSSES_MAX: u32 = 5;
@@ -37,7 +39,9 @@ pub(crate) async fn retry_with_any_proxy(
 /// is the server that is followed.
 pub(crate) async fn name_long_rows(error: Error, followed: &Server) -> Error {
     let message = match &error {
-        Error::Sql { server, message, .. } if *server == followed.to_string() && error.is_of_length() => {
+        Error::Server(told @ ServerError::Sql { server, message, .. })
+            if *server == followed.to_string() && told.is_of_length() =>
+        {
             message.clone()
         }
         _ => return error,

@@ -13,12 +13,12 @@
 //! Passwords are sent as the verifiers that the source stores. The session that sends them turns off everything that could log
 //! or show its statements.
 
-use crate::inventory::text;
-use crate::link::{Link, Row, identifier, literal};
+use crate::fence;
 use crate::report::{Finding, Verdict};
-use crate::{Error, Server, fence};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{Link, Row, Server, ServerError, identifier, literal, text};
 
 /// Handling of the roles that go with the database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,11 +121,9 @@ fn roles_sql(database: &str) -> String {
          SELECT r.rolname, concat_ws(' ', {}, {}, {}, {}, {}, {}, {}), r.rolconnlimit, \
          coalesce(r.rolvaliduntil, '{NO_EXPIRY}'), r.rolpassword, \
          (SELECT coalesce(json_agg(x ORDER BY x.role), '[]') FROM (SELECT g.rolname AS role, bool_or(m.admin_option) \
-         AS admin, \
-         bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits, \
+         AS admin, bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits, \
          bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid = \
-         m.roleid \
-         WHERE m.member = r.oid GROUP BY g.rolname) x), \
+         m.roleid WHERE m.member = r.oid GROUP BY g.rolname) x), \
          (SELECT coalesce(json_agg(s ORDER BY s), '[]') FROM pg_db_role_setting d, unnest(d.setconfig) s \
          WHERE d.setrole = r.oid AND d.setdatabase = 0), shobj_description(r.oid, 'pg_authid'), \
          r.oid IN (SELECT oid FROM named), r.oid IN (SELECT oid FROM goes), r.oid IN (SELECT oid FROM connects) \
@@ -153,7 +151,7 @@ const MARKS_SQL: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(conc
      FROM pg_db_role_setting WHERE setdatabase = 0";
 
 /// Reads the marks of a server's roles.
-pub(crate) async fn marks(link: &mut Link) -> Result<Vec<Row>, Error> {
+pub(crate) async fn marks(link: &mut Link) -> Result<Vec<Row>, ServerError> {
     link.query(MARKS_SQL).await
 }
 
@@ -321,8 +319,8 @@ pub(crate) async fn compare(
     let (ours, theirs) = (read(here, &source.database).await?, read(there, &source.database).await?);
     let known = there.query("SELECT name FROM pg_settings").await?;
     let known: Vec<String> = known.iter().map(|row| text(row, 0)).collect();
-    let mut find = |role: &Role, verdict: Verdict, note: String| {
-        findings.push(Finding { kind: "role".into(), name: role.name.clone(), verdict, note });
+    let mut find = |role: &Role, verdict: Verdict, note: &str| {
+        findings.push(Finding::new("role", &role.name, verdict, note));
     };
     for role in &ours {
         match (wanted, of(&theirs, &role.name)) {
@@ -331,36 +329,29 @@ pub(crate) async fn compare(
                     "created on the target with its attributes, password, memberships ({}) and settings",
                     join_or_none(&role.memberships)
                 );
-                find(role, Verdict::Moved, note);
+                find(role, Verdict::Moved, &note);
                 let settings = role.settings.iter().filter_map(|setting| setting.split_once('=')).map(|(name, _)| name);
                 let unknown =
                     |name: &&str| !known.iter().any(|known| known == name) && !UNLISTED_SETTINGS.contains(name);
                 for setting in settings.filter(|name| !name.contains('.')).filter(unknown) {
-                    find(role, Verdict::Refused, format!("the target does not know its setting {setting}"));
+                    find(role, Verdict::Refused, &format!("the target does not know its setting {setting}"));
                 }
             }
             (Roles::Create, None) if role.can_connect => {
-                find(
-                    role,
-                    Verdict::NotMoved,
-                    "a superuser that no definition names: it is not created on the target".into(),
-                );
+                let note = "a superuser that no definition names: it is not created on the target";
+                find(role, Verdict::NotMoved, note);
             }
             (_, None) if role.is_named => {
                 let note = "it owns objects or has rights on them, and the target lacks it; --roles create creates it";
-                find(role, Verdict::Refused, note.into());
+                find(role, Verdict::Refused, note);
             }
             (Roles::Check, None) if role.can_connect => {
-                find(
-                    role,
-                    Verdict::NotMoved,
-                    "it may log in, and the target lacks it; --roles create creates it".into(),
-                );
+                find(role, Verdict::NotMoved, "it may log in, and the target lacks it; --roles create creates it");
             }
             (Roles::Create | Roles::Check, Some(other)) if role.is_moved || role.can_connect => {
                 let each = role.differences(other);
                 if !each.is_empty() {
-                    find(role, Verdict::NotMoved, format!("on the target it has {}", each.join("; ")));
+                    find(role, Verdict::NotMoved, &format!("on the target it has {}", each.join("; ")));
                 }
             }
             _ => {}
@@ -416,10 +407,11 @@ pub(crate) async fn create_and_update(
         format!("creating roles {}", names.chain(gone.iter().map(|name| name.as_str())).collect::<Vec<_>>().join(", "));
     // One transaction: all statements take effect, or none.
     let done = there.query_secret(&sql, &doing).await;
-    if let Err(Error::Sql { .. }) = done {
+    if let Err(ServerError::Sql { .. }) = done {
         keep(made)?;
     }
-    done.map(drop)
+    done?;
+    Ok(())
 }
 
 /// Drops roles that a migration created on a server, except for those that another object there depends on now.
@@ -427,7 +419,7 @@ pub(crate) async fn create_and_update(
 /// # Errors
 ///
 /// An error if the server cannot be asked.
-pub(crate) async fn drop_created(link: &mut Link, made: &[String]) -> Result<(), Error> {
+pub(crate) async fn drop_created(link: &mut Link, made: &[String]) -> Result<(), ServerError> {
     let statement = |names: &[String]| {
         let names: Vec<String> = names.iter().map(|name| identifier(name)).collect();
         format!("SET client_min_messages = error; DROP ROLE IF EXISTS {}", names.join(", "))
@@ -450,7 +442,7 @@ pub(crate) async fn drop_created(link: &mut Link, made: &[String]) -> Result<(),
     Ok(())
 }
 
-fn is_needed(dropped: &Result<Vec<Row>, Error>) -> bool {
+fn is_needed(dropped: &Result<Vec<Row>, ServerError>) -> bool {
     dropped.as_ref().is_err_and(|error| error.sqlstate() == Some("2BP01"))
 }
 

@@ -3,7 +3,6 @@
 
 use crate::clients::Clients;
 use crate::journal::{self, Journal, OtherTarget, Phase, Record, SharedJournal};
-use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::owner::{CommandLock, Witness};
 use crate::progress::{Observer, Reporter};
@@ -11,9 +10,11 @@ use crate::proxy_client::{ProxyClient, is_served};
 use crate::retry::{name_long_rows, retry_with_any_proxy};
 use crate::settle::resume_settle;
 use crate::switch::{self, Side};
-use crate::{Error, Outcome, multi_target, owner, replication_objects, undo};
+use crate::{Outcome, multi_target, owner, undo};
 use std::time::Duration;
 use stillpoint_events::EventKind;
+use stillpoint_migrate_apply::{Error, replication_objects};
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 
 /// Moves a database. A failure before the switch leaves clients on the source, and everything that was put on the servers is
 /// removed; after the switch, clients are on the target.
@@ -40,8 +41,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
             return Ok(Some(Outcome::AlreadyThere));
         }
         Some(Phase::Returning) => {
-            let text = "a rollback is under way: run `fallback` to continue it";
-            return Err(Failure::on_target(Error::WrongPhase(text.into())));
+            return Err(State::OnTarget.refuse("a rollback is under way: run `fallback` to continue it"));
         }
         Some(_) => match undo::recover(options, reporter).await? {
             undo::Recovery::Following(taken_up) => *taken_up,
@@ -61,11 +61,10 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         Err(error) => name_long_rows(error, &options.source).await,
     };
     // Another target may have taken the place of the first.
-    let recorded = match options.recorded_in(&journal.record) {
+    let options = &match options.recorded_in(&journal.record) {
         Ok(recorded) => recorded,
         Err(unknown) => return Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
     };
-    let options = &recorded;
     let switched = match journal.record.phase {
         Phase::Switched => Ok(true),
         // It was interrupted between the request to switch and the record that the switch happened.
@@ -109,8 +108,7 @@ async fn begin(options: &Options, reporter: &Reporter) -> Result<(Journal, Comma
         .map_err(|error| Error::Journal { path: options.state.clone(), source: error.into() })?;
     let migration = hex::encode(random);
     let lock = owner::acquire_lock(&options.source, Some(&migration)).await?;
-    let checking = crate::check(options);
-    let report = reporter.phase("check", checking).await?;
+    let report = reporter.phase("check", crate::check(options)).await?;
     report.accepted()?;
     let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let Some(served_from) = proxy.serving().await? else {
@@ -133,23 +131,12 @@ async fn begin(options: &Options, reporter: &Reporter) -> Result<(Journal, Comma
         tenant: options.tenant.clone(),
         source: options.source.to_string(),
         target: options.target.to_string(),
-        number: 0,
         others,
         capture: report.source,
-        phase: Phase::Begun,
-        made_database: false,
-        made_roles: Vec::new(),
         roles: options.roles,
         way_back: !options.accepted.no_fallback,
-        claimed: false,
-        back_from: 0,
-        settled: false,
         served_from: Some(served_from),
-        leads_to: None,
-        horizon: 0,
-        identities: Vec::new(),
-        fenced: None,
-        fenced_target: None,
+        ..Record::default()
     };
     let mut journal = Journal::begin(&options.state, record)?;
     owner::claim(options, &mut journal).await?;

@@ -1,11 +1,10 @@
 //! Compares facts outside the database that are not moved and that clients notice after the switch: the settings that both
 //! servers give to sessions that set nothing themselves, and the servers' limits.
 
-use crate::Error;
-use crate::inventory::text;
-use crate::link::{Link, Row, literal};
 use crate::report::{Finding, Verdict};
+use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_control::SESSION_SETTINGS;
+use stillpoint_migrate_postgres::link::{Link, literal, text};
 
 /// Query for the settings that a session gets from its server. If our own session or its role has another value, the query
 /// takes the value of the configuration file.
@@ -14,18 +13,16 @@ const SETTINGS: &str = "WITH files AS MATERIALIZED (SELECT DISTINCT ON (name) na
      'database', 'database user') THEN coalesce(f.setting, s.boot_val) ELSE s.reset_val END \
      FROM pg_settings s LEFT JOIN files f ON lower(f.name) = lower(s.name) WHERE s.context IN ('user', 'superuser') \
      AND s.category ~ '^(Client Connection Defaults|Error Handling|Lock Management|Version and Platform|Write-Ahead \
-     Log / S)' \
-     AND s.name NOT IN ('client_encoding', 'session_replication_role') ORDER BY 1";
+     Log / S)' AND s.name NOT IN ('client_encoding', 'session_replication_role') ORDER BY 1";
 
 /// Query for limits that clients may reach.
 const LIMITS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('max_connections', \
-                      'max_prepared_transactions', \
-     'max_locks_per_transaction', 'max_worker_processes') ORDER BY 1";
+                      'max_prepared_transactions', 'max_locks_per_transaction', 'max_worker_processes') ORDER BY 1";
 
 /// Compares both servers; `here` and `there` are sessions of superusers on them.
 pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let mut note = |kind: &str, name: &str, note: String| {
-        findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotMoved, note });
+        findings.push(Finding::new(kind, name, Verdict::NotMoved, note));
     };
     for link in [&mut *here, &mut *there] {
         // The names of setting categories are translated into the server's language.
@@ -35,7 +32,7 @@ pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Ve
         let (ours, theirs) = (here.query(question).await?, there.query(question).await?);
         for row in &ours {
             let (name, value) = (text(row, 0), text(row, 1));
-            let Some(other) = of(&theirs, &name).map(|row| text(row, 1)) else { continue };
+            let Some(other) = theirs.iter().find(|row| text(row, 0) == name).map(|row| text(row, 1)) else { continue };
             match kind {
                 "setting" if value != other => {
                     let whose = if !SESSION_SETTINGS.contains(&name.as_str()) {
@@ -64,13 +61,9 @@ async fn is_taken(there: &mut Link, name: &str, value: &str) -> Result<bool, Err
     let taken = there.query(&set).await;
     there.query("ROLLBACK").await?;
     match taken {
-        Err(error) if error.sqlstate().is_none() => Err(error),
+        Err(error) if error.sqlstate().is_none() => Err(error.into()),
         taken => Ok(taken.is_ok()),
     }
-}
-
-fn of<'r>(rows: &'r [Row], name: &str) -> Option<&'r Row> {
-    rows.iter().find(|row| text(row, 0) == name)
 }
 
 fn number(value: &str) -> i64 {

@@ -1,11 +1,12 @@
 //! Clean-up after the switch.
 
+use crate::fence;
 use crate::journal::{Capture, Journal, SharedJournal};
-use crate::link::Link;
 use crate::options::Options;
 use crate::progress::Reporter;
 use crate::removal::remove_others;
-use crate::{Error, fence, replication_objects};
+use stillpoint_migrate_apply::{Error, replication_objects};
+use stillpoint_migrate_postgres::link::Link;
 
 /// Cleans up after the switch: closes the way out, opens the way back, and restores the other targets.
 pub(crate) async fn settle(

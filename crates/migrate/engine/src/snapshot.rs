@@ -1,15 +1,14 @@
 //! Step 1 of the paper: from the snapshot on, the source keeps every change.
 
-use crate::Error;
 use crate::catalogs::{self, Definitions};
 use crate::copy::distinguishes_versions;
-use crate::follow::SourceSnapshot;
-use crate::inventory::{Inventory, TableDef, text};
 use crate::journal::{Capture, Phase, SharedJournal};
-use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
-use crate::recording::Recording;
-use crate::replication_objects::{self, Slot};
+use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
+use stillpoint_migrate_apply::recording::Recording;
+use stillpoint_migrate_apply::replication_objects::{self, Slot};
+use stillpoint_migrate_apply::{Error, SourceSnapshot};
+use stillpoint_migrate_postgres::link::{Link, Purpose, literal, text};
 
 /// State after step 1: changes are kept, the snapshot is open.
 pub(crate) struct SnapshotState {
@@ -72,7 +71,7 @@ pub(crate) async fn snapshot(
         }
         Capture::Rows | Capture::Statements => {
             // Every transaction that was not captured has ended by now, so the snapshot sees it.
-            let recording = Recording::begin(options, capture == Capture::Statements).await?;
+            let recording = crate::capture::begin(options, capture == Capture::Statements).await?;
             holder.query(BEGIN).await?;
             let told = holder.query("SELECT pg_export_snapshot(), pg_current_snapshot()").await?;
             let row = told.into_iter().next().unwrap_or_default();

@@ -1,19 +1,19 @@
 //! State of a migration, as its journal and both servers report it.
 
-use crate::inventory::{number, text};
 use crate::journal::{self, CopyProgress, Phase, Record};
-use crate::link::literal;
 use crate::options::Options;
 use crate::owner::{self, Owner};
 use crate::proxy_client::ProxyClient;
 use crate::switch::{Side, side_of};
-use crate::{Error, ddl_changes, fence};
+use crate::{ddl_changes, fence};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::error::Error as _;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_postgres::link::{literal, number, text};
 
 /// State of a migration, as its journal and both servers report it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// The journal's record; `None` if there is no migration.
     pub record: Option<Record>,
@@ -84,18 +84,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         None => None,
     };
     let serving = serving.and_then(side).map(|side| if side == Side::Source { "source" } else { "target" });
-    let mut status = Status {
-        record,
-        serving,
-        copying: BTreeMap::new(),
-        kept_for_others: BTreeMap::new(),
-        kept_bytes: None,
-        orphans: Vec::new(),
-        owner: None,
-        at_work: None,
-        unasked: None,
-        defined_since: Vec::new(),
-    };
+    let mut status = Status { record, serving, ..Status::default() };
     if let Some(record) = &status.record {
         let others = record.others.iter().map(|other| (other.number, &other.server));
         for (number, server) in std::iter::once((record.number, &record.target)).chain(others) {
@@ -108,11 +97,12 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     // fill a disk in use.
     let back = status.record.as_ref().is_some_and(|record| matches!(record.phase, Phase::Switched | Phase::Returning));
     let slot = status.record.as_ref().map(|record| if back { record.back_slot() } else { record.slot() });
-    let others =
-        status.record.as_ref().filter(|_| !back).map(|record| {
-            record.others.iter().map(|other| (record.slot_of(other.number), other.server.clone())).collect()
-        });
-    let others: BTreeMap<String, String> = others.unwrap_or_default();
+    let others = status
+        .record
+        .iter()
+        .filter(|_| !back)
+        .flat_map(|record| record.others.iter().map(|other| (record.slot_of(other.number), other.server.clone())));
+    let others: BTreeMap<String, String> = others.collect();
     let server = if back { &options.target } else { &options.source };
     let mut link = match fence::connect_beside(server).await {
         Ok(link) => link,
@@ -125,14 +115,14 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     // The lock and the owner are on the source, whichever side serves.
     let mut elsewhere = if back { fence::connect_beside(&options.source).await.ok() } else { None };
     if let Some(source) = if back { elsewhere.as_mut() } else { Some(&mut link) } {
-        status.owner = owner::owner(source, options.source.database_name()).await?;
-        status.at_work = owner::working_command(source, options.source.database_name()).await?;
+        status.owner = owner::owner(source, &options.source.database).await?;
+        status.at_work = owner::working_command(source, &options.source.database).await?;
     }
     let rows = link
         .query(&format!(
             "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots \
              WHERE slot_name ~ '^stillpoint_' AND database = {}",
-            literal(server.database_name())
+            literal(&server.database)
         ))
         .await?;
     for row in rows {

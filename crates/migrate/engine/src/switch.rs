@@ -16,17 +16,17 @@
 use crate::catalogs::{self, CatalogState};
 use crate::fence::Grant;
 use crate::following::{FollowState, catch_up};
-use crate::inventory::{Inventory, number, text};
 use crate::journal::{Phase, Record, SharedJournal};
-use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::options::Options;
 use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, retry_until_takeover};
-use crate::replication_objects;
-use crate::{Error, Roles, Server, fence, roles};
+use crate::{Roles, fence, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
+use stillpoint_migrate_apply::inventory::Inventory;
+use stillpoint_migrate_apply::{Error, replication_objects};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Row, Server, identifier, literal, number, text};
 use stillpoint_operation::Side as FaultSide;
 
 /// Time between two pauses for clients to work off their queued statements.
@@ -171,9 +171,9 @@ pub(crate) async fn prepare(
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
     let stored = to.query(stored).await?;
     let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
-    let ready = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
+    let sessions = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
     let grants = fence::grants(&mut fence::connect_beside(&direction.from).await?, &direction.from.database).await?;
-    Ok(Prepared { following, proxy, grants, sessions: ready.sessions, witness })
+    Ok(Prepared { following, proxy, grants, sessions, witness })
 }
 
 /// Creates or updates the source's present roles on the target.
@@ -199,8 +199,9 @@ pub(crate) async fn switch(
     let (begun, drained, left) = loop {
         match pause_and_fence(options, journal, &mut prepared, direction, reporter).await {
             Ok(status) => break status,
-            Err(error @ (Error::TimedOut { .. } | Error::CatalogsChanged(_) | Error::LockLost { .. }))
-                if attempt < options.pause_attempts =>
+            Err(error)
+                if attempt < options.pause_attempts
+                    && (error.is_time_out() || matches!(error, Error::CatalogsChanged(_) | Error::LockLost { .. })) =>
             {
                 reporter.warn(format!("pause {attempt} of {}: {error}; clients continue", options.pause_attempts));
             }

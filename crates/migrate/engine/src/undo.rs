@@ -1,7 +1,7 @@
 //! Ends a migration that any earlier command left: continues it, or removes everything of it.
 
+use crate::fence;
 use crate::journal::{self, Journal, Phase, SharedJournal};
-use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock};
 use crate::phases::{Migration, phases};
@@ -9,8 +9,9 @@ use crate::progress::Reporter;
 use crate::removal::end_migration;
 use crate::settle::settle;
 use crate::switch::{Side, serves};
-use crate::{Error, fence, replication_objects};
 use std::time::Duration;
+use stillpoint_migrate_apply::{Error, replication_objects};
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 use stillpoint_operation as operation;
 
 /// Result of [`recover`] for a migration that was interrupted.
@@ -26,7 +27,6 @@ pub(crate) enum Recovery {
 /// Continues or removes what a crash left: clients were on the source, unless the proxy reports otherwise.
 pub(crate) async fn recover(options: &Options, reporter: &Reporter) -> Result<Recovery, Failure> {
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
-    let unknown = |error: Error| Failure { state: State::Unknown(error.to_string()), error };
     let lock = match owner::acquire_lock(&options.source, Some(&journal.record.migration)).await {
         Err(error @ (Error::AtWork { .. } | Error::Owned { .. })) => return Err(Failure::untouched(error)),
         lock => lock,
@@ -39,23 +39,23 @@ pub(crate) async fn recover(options: &Options, reporter: &Reporter) -> Result<Re
     }
     // Read only now that the lock is held: a guardian may have changed it before.
     let phase = journal.record.phase;
-    if phase == Phase::Switched {
+    if phase == Phase::Switching {
+        let switched = serves(options, &journal.record, Side::Target).await.map_err(Failure::unknown)?;
+        if switched {
+            journal.update(|record| record.phase = Phase::Switched).map_err(Failure::on_target)?;
+        }
+    }
+    if journal.record.phase == Phase::Switched {
         settle(options, &SharedJournal::new(&mut journal), None, reporter).await.map_err(Failure::on_target)?;
         return Ok(Recovery::Switched);
     }
     if phase == Phase::Switching {
-        let switched = serves(options, &journal.record, Side::Target).await.map_err(unknown)?;
-        if switched {
-            journal.update(|record| record.phase = Phase::Switched).map_err(Failure::on_target)?;
-            settle(options, &SharedJournal::new(&mut journal), None, reporter).await.map_err(Failure::on_target)?;
-            return Ok(Recovery::Switched);
-        }
         let lifted = async {
             fence::lift_if_fenced(&options.source, journal.record.fenced.as_ref()).await?;
             journal.update(|record| record.phase = Phase::Following)
         };
         let lifted: Result<(), Error> = lifted.await;
-        lifted.map_err(|error| Failure { state: State::OnSourceWithRemains(error.to_string()), error })?;
+        lifted.map_err(Failure::with_remains)?;
     }
     if journal.record.phase == Phase::Following
         && replication_objects::has_slot_log(&options.source, &journal.record.slot()).await
@@ -73,10 +73,7 @@ pub(crate) async fn recover(options: &Options, reporter: &Reporter) -> Result<Re
     });
     match undo(options, journal).await {
         State::OnSource => Ok(Recovery::Nothing),
-        state => Err(Failure {
-            error: Error::WrongPhase("objects of an earlier migration could not be removed".into()),
-            state,
-        }),
+        state => Err(state.refuse("objects of an earlier migration could not be removed")),
     }
 }
 
@@ -132,16 +129,13 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
     let phase = journal.record.phase;
     let switching = matches!(phase, Phase::Switching | Phase::Returning);
     let over = phase == Phase::Switched
-        || switching
-            && serves(options, &journal.record, Side::Target)
-                .await
-                .map_err(|error| Failure { state: State::Unknown(error.to_string()), error })?;
+        || switching && serves(options, &journal.record, Side::Target).await.map_err(Failure::unknown)?;
     if journal.record.claimed && lock.as_ref().is_some_and(|lock| !lock.is_owned()) {
         journal.end().map_err(Failure::untouched)?;
         if over {
             let text =
                 "clients are on the target, and the migration has ended: only its journal was left, and was removed";
-            return Err(Failure { error: Error::WrongPhase(text.into()), state: State::OnTargetForGood });
+            return Err(State::OnTargetForGood.refuse(text));
         }
         return Ok(State::OnSource);
     }
@@ -164,24 +158,23 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
 
 /// Removes slots that may exist without a journal, because their owner is lost.
 async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure> {
-    let untouched = Failure::untouched;
-    if journal::peek(&options.state, &options.source.database).map_err(untouched)?.is_some() {
+    if journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some() {
         return Err(Failure::untouched(error));
     }
     let lost = options.without_journal.as_deref();
-    let lock = owner::acquire_lock(&options.source, lost).await.map_err(untouched)?;
-    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await.map_err(untouched)?;
-    let orphans = replication_objects::our_slots(&mut link, &options.source.database).await.map_err(untouched)?;
+    let lock = owner::acquire_lock(&options.source, lost).await.map_err(Failure::untouched)?;
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await.map_err(Failure::untouched)?;
+    let orphans =
+        replication_objects::our_slots(&mut link, &options.source.database).await.map_err(Failure::untouched)?;
     if orphans.is_empty() && !lock.is_owned() {
         return Err(Failure::untouched(error));
     }
-    let remains = |error: Error| Failure { state: State::OnSourceWithRemains(error.to_string()), error };
     for orphan in orphans {
-        replication_objects::drop_slot(&mut link, &orphan).await.map_err(remains)?;
+        replication_objects::drop_slot(&mut link, &orphan).await.map_err(Failure::with_remains)?;
     }
-    replication_objects::uninstall(&mut link).await.map_err(remains)?;
+    replication_objects::uninstall(&mut link).await.map_err(Failure::with_remains)?;
     if let Some(lost) = lost {
-        owner::release(&options.source, lost).await.map_err(remains)?;
+        owner::release(&options.source, lost).await.map_err(Failure::with_remains)?;
     }
     Ok(State::OnSource)
 }

@@ -1,12 +1,12 @@
 //! Checks rows for a limited time: finds text that cannot be written in UTF8, and values whose text is longer than a gigabyte,
 //! which no server can send to another.
 
-use crate::inventory::{Inventory, TableDef, number, text};
-use crate::link::{Link, Purpose, identifier};
-use crate::report::{Finding, Verdict, short_message, unchecked_finding};
-use crate::{Error, Server};
+use crate::report::{Finding, Verdict, leave_out, refuse, short_message};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier, number, text};
 
 /// Maximum time for the check of all tables.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,13 +48,17 @@ async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error>
 }
 
 /// Runs a query about a table in the time that is left; the inner error is the reason why it has no answer.
-async fn run_check_query(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate::link::Row, Error>, Error> {
+async fn run_check_query(
+    link: &mut Link,
+    sql: &str,
+    begun: Instant,
+) -> Result<Result<stillpoint_migrate_postgres::link::Row, Error>, Error> {
     let left = CHECK_TIMEOUT.saturating_sub(begun.elapsed()).as_millis().max(1);
     link.query(&format!("SET statement_timeout = {left}")).await?;
     match link.query(sql).await {
         Ok(rows) => Ok(Ok(rows.into_iter().next().unwrap_or_default())),
-        Err(error @ Error::Sql { .. }) => Ok(Err(error)),
-        Err(error) => Err(error),
+        Err(error @ ServerError::Sql { .. }) => Ok(Err(error.into())),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -67,7 +71,7 @@ fn report_unchecked(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
     let named = left.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
     let more = if left.len() > NAMED_MAX { format!(" and {} more", left.len() - NAMED_MAX) } else { String::new() };
     let note = format!("not checked within the limit of {} s: {named}{more}", CHECK_TIMEOUT.as_secs());
-    findings.push(unchecked_finding(kind, &format!("{} tables", left.len()), note));
+    leave_out(findings, kind, format!("{} tables", left.len()), note);
 }
 
 /// Finds rows that a server cannot convert to UTF8, the encoding in which everything is copied.
@@ -94,12 +98,9 @@ async fn check_encoding(
             Ok(_) => {}
             // Class 22: data exceptions.
             Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("22")) => {
-                let note = format!(
-                    "{}; the database's encoding is {encoding}, and rows are copied as UTF8",
-                    short_message(&error)
-                );
-                let (name, verdict) = (table.display(), Verdict::Refused);
-                findings.push(Finding { kind: KIND.into(), name, verdict, note });
+                let why = short_message(&error);
+                let note = format!("{why}; the database's encoding is {encoding}, and rows are copied as UTF8");
+                refuse(findings, KIND, table.display(), note);
             }
             Err(_) => left.push(table.display()),
         }
@@ -114,7 +115,7 @@ struct LengthExpressions {
     /// Terms of a sum over a row: the bytes of its values, and (`text`) the bytes of their text.
     bytes: Vec<String>,
     text: Vec<String>,
-    /// Stored bytes of values of other types.
+    /// Stored bytes of values of other types, as further arguments of `greatest`, which ignores NULL.
     others: Vec<String>,
 }
 
@@ -128,8 +129,7 @@ async fn length_expressions(link: &mut Link) -> Result<HashMap<u32, LengthExpres
              WHEN 'json'::regtype THEN 'text' WHEN 'xml'::regtype THEN 'text' ELSE 'other' END \
              FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid \
              WHERE c.relkind = 'r' AND c.reltoastrelid <> 0 AND pg_relation_size(c.reltoastrelid) > \
-             {STORED_BYTES_MIN} \
-             AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND t.typlen = -1"
+             {STORED_BYTES_MIN} AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND t.typlen = -1"
         ))
         .await?;
     let mut expressions: HashMap<u32, LengthExpressions> = HashMap::new();
@@ -151,7 +151,7 @@ async fn length_expressions(link: &mut Link) -> Result<HashMap<u32, LengthExpres
                 expression.text.push(length.clone());
                 expression.bytes.push(length);
             }
-            _ => expression.others.push(format!("coalesce(pg_column_size({name}), 0)")),
+            _ => expression.others.push(format!(", pg_column_size({name})")),
         }
     }
     Ok(expressions)
@@ -170,11 +170,7 @@ async fn check_long_values(
     for table in tables {
         let Some(expression) = expressions.get(&table.oid) else { continue };
         let sum = |of: &[String]| if of.is_empty() { "0".into() } else { of.join(" + ") };
-        let others = if expression.others.is_empty() {
-            "0".into()
-        } else {
-            format!("greatest({})", expression.others.join(", "))
-        };
+        let others = format!("greatest(0{})", expression.others.concat());
         let sql = format!(
             "SELECT count(*) FILTER (WHERE text > {ROW_BYTES_MAX}), count(*) FILTER (WHERE bytes > {ROW_BYTES_MAX}), \
              coalesce(max(others), 0) FROM (SELECT {} AS text, {} AS bytes, {others} AS others FROM ONLY {}) AS \
@@ -189,26 +185,19 @@ async fn check_long_values(
         };
         let (long, longer, others): (u64, u64, u64) = (number(&row, 0), number(&row, 1), number(&row, 2));
         let uncopied = if table.binary() { longer } else { long };
-        let mut find = |verdict, note: String| {
-            findings.push(Finding { kind: KIND.into(), name: table.display(), verdict, note });
-        };
         if uncopied > 0 {
-            find(
-                Verdict::Refused,
-                format!("{uncopied} rows are longer than 1 GiB, the maximum of a message, and cannot be copied"),
-            );
+            let note = format!("{uncopied} rows are longer than 1 GiB, the maximum of a message, and cannot be copied");
+            refuse(findings, KIND, table.display(), note);
         } else if long > 0 {
             let note = "rows have a text longer than 1 GiB: they are copied, but the log cannot report changes of \
                         them; such a change ends the migration before the switch-over, and makes `fallback` fail \
                         after it";
-            find(Verdict::Moved, format!("{long} {note}"));
+            findings.push(Finding::new(KIND, table.display(), Verdict::Moved, format!("{long} {note}")));
         }
         if others > SUSPECT_STORED_BYTES {
             let stored = others >> 20;
-            find(
-                Verdict::NotLookedAt,
-                format!("values of up to {stored} MiB: the length of their text was not checked"),
-            );
+            let note = format!("values of up to {stored} MiB: the length of their text was not checked");
+            leave_out(findings, KIND, table.display(), note);
         }
     }
     report_unchecked(KIND, &left, findings);

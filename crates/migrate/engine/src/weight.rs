@@ -6,17 +6,16 @@
 //! of clients, because no client waits for a target yet. Linux applies weight at two levels: to groups of processes by their
 //! session (`autogroup`, if it is enabled), and to a process in its group. Each process of PostgreSQL is its own session.
 
-use crate::inventory::number;
-use crate::link::{Link, Purpose};
 use crate::progress::Reporter;
-use crate::throttle::{Bounds, Throttle};
-use crate::{Error, Server};
 use rustix::io::Errno;
 use rustix::process::{Pid, setpriority_process};
 use std::io;
 use std::time::Duration;
 use stillpoint_events::migrate;
 use stillpoint_host::kernel_files;
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_apply::throttle::{Bounds, Throttle};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, number};
 
 /// Weight of a process with unchanged priority.
 pub(crate) const FULL_WEIGHT: u64 = 1024;

@@ -30,7 +30,7 @@ pub async fn connect(server: &Server) -> Result<Stream, ConnectError> {
 }
 
 async fn connect_raw(server: &Server) -> io::Result<Raw> {
-    if server.host.starts_with('/') {
+    if server.is_unix_socket() {
         let path = Path::new(&server.host).join(format!(".s.PGSQL.{}", server.port));
         return Ok(Raw::Unix(UnixStream::connect(path).await?));
     }

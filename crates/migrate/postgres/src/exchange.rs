@@ -4,7 +4,6 @@ use crate::error::LinkError;
 use crate::reader::Reader;
 use crate::stream::Stream;
 use stillpoint_migrate_wire::backend;
-use tokio::io::AsyncWriteExt;
 
 /// A server's answers to questions of the product's own.
 #[derive(Debug, Default)]
@@ -24,8 +23,7 @@ pub struct Answers {
 ///
 /// [`LinkError`] if the connection or the session ends, or the server breaks the protocol.
 pub async fn exchange(stream: &mut Stream, question: &[u8], syncs: usize) -> Result<Answers, LinkError> {
-    stream.write_all(question).await.map_err(LinkError::Io)?;
-    stream.flush().await.map_err(LinkError::Io)?;
+    stream.send(question).await.map_err(LinkError::Io)?;
     let (mut reader, mut answers, mut left) = (Reader::default(), Answers::default(), syncs);
     while left > 0 {
         let frame = reader.next(stream).await?;

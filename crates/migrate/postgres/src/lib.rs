@@ -5,7 +5,7 @@
 //! The crate guarantees: a connection is encrypted if the server's description says so, or is not used. A server can
 //! make it allocate no more than one message of the reader's limit. Secrets are wiped when dropped and not shown.
 //!
-//! It does not pool connections, retry, or interpret rows. Messages are encoded and decoded by `stillpoint-migrate-wire`.
+//! It does not pool connections or retry; only [`link::Link`], a connection of a migration itself, interprets rows. Messages are encoded and decoded by `stillpoint-migrate-wire`.
 //!
 //! ```text
 //! connect ──▶ Stream ──▶ log_in ──▶ Ready ──▶ exchange: a question, its answers
@@ -34,6 +34,7 @@ mod connect;
 mod credential;
 mod error;
 mod exchange;
+pub mod link;
 mod login;
 mod reader;
 mod server;

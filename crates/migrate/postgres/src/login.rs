@@ -10,7 +10,6 @@ use stillpoint_migrate_wire::backend::{self, Authentication};
 use stillpoint_migrate_wire::frontend::{self, CancelKey};
 use stillpoint_migrate_wire::md5;
 use stillpoint_migrate_wire::scram::{self, Secret};
-use tokio::io::AsyncWriteExt;
 use zeroize::Zeroizing;
 
 /// A session at a server that waits for its first statement.
@@ -46,7 +45,7 @@ pub async fn log_in(
     user: &str,
     credential: &Credential,
 ) -> Result<Ready, LoginError> {
-    send(&mut stream, packet).await?;
+    stream.send(packet).await.map_err(LinkError::Io)?;
     let mut reader = Reader::default();
     authenticate(&mut stream, &mut reader, user, credential).await?;
     let Greeting { parameters, key } = read_greeting(&mut stream, &mut reader, &mut Vec::new()).await?;
@@ -81,11 +80,6 @@ pub async fn read_greeting(
             _ => frame.put(others),
         }
     }
-}
-
-async fn send(stream: &mut Stream, bytes: &[u8]) -> Result<(), LinkError> {
-    stream.write_all(bytes).await.map_err(LinkError::Io)?;
-    stream.flush().await.map_err(LinkError::Io)
 }
 
 async fn authenticate(
@@ -132,7 +126,7 @@ async fn authenticate(
             Authentication::Sasl(_) => return Err(AuthenticationError::Unsupported(10).into()),
             Authentication::Other(method) => return Err(AuthenticationError::Unsupported(method).into()),
         }
-        send(stream, &answer).await?;
+        stream.send(&answer).await.map_err(LinkError::Io)?;
     }
 }
 

@@ -27,6 +27,13 @@ pub struct Server {
     pub ca: Option<PathBuf>,
 }
 
+impl Server {
+    /// Returns true if connections to it use a socket of the file system.
+    pub fn is_unix_socket(&self) -> bool {
+        self.host.starts_with('/')
+    }
+}
+
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name.as_str() {
@@ -51,4 +58,14 @@ pub enum ServerTls {
     Require,
     /// Encryption, with a certificate for `host` under one of the roots in `ca`.
     VerifyFull,
+}
+
+impl fmt::Display for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ServerTls::Disable => "disable",
+            ServerTls::Require => "require",
+            ServerTls::VerifyFull => "verify-full",
+        })
+    }
 }

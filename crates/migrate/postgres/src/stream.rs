@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
@@ -34,6 +34,16 @@ impl Stream {
     /// Returns true if the connection is encrypted.
     pub fn is_tls(&self) -> bool {
         matches!(self, Stream::Tls(_))
+    }
+
+    /// Sends all bytes.
+    ///
+    /// # Errors
+    ///
+    /// An error if the connection takes no more bytes.
+    pub async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes).await?;
+        self.flush().await
     }
 
     /// Socket of the connection, unless it is one of the file system.

@@ -9,7 +9,7 @@
 //! A write that cannot be captured breaks the capture off, never its client: see [`Capture::break_off`].
 //!
 //! Where statements are asked for too, the follower gets a report of each transaction before its first operation is
-//! sent ([`RunningReport::Begins`]) and when its snapshot is known, in one order with the commits. The snapshot saw the commits
+//! sent ([`Reply::Begins`]) and when its snapshot is known, in one order with the commits. The snapshot saw the commits
 //! that were reported before it; it may or may not have seen later ones.
 
 use crate::mutex::lock;
@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use stillpoint_migrate_capture::facts::SessionContext;
 use stillpoint_migrate_capture::{Action, Table};
+use stillpoint_migrate_control::Reply;
+use stillpoint_migrate_control::rows::Operation;
 use stillpoint_migrate_replay::Token;
 use tokio::sync::Notify;
 
@@ -54,20 +56,8 @@ pub(crate) struct TransactionChanges {
 pub(crate) struct StatementList {
     /// Number under which its snapshot was reported; none for a transaction that could not write.
     pub(crate) running: Option<u64>,
-    /// Texts, each with true if it writes.
-    pub(crate) operations: Vec<(bool, String)>,
+    pub(crate) operations: Vec<Operation>,
     pub(crate) context: Arc<SessionContext>,
-}
-
-/// Report of a running transaction.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum RunningReport {
-    /// The first operation of the transaction is sent next.
-    Begins(u64),
-    /// Snapshot of the transaction, as the server writes it.
-    Began(u64, String),
-    /// The transaction is over and was not committed.
-    Ended(u64),
 }
 
 /// Next item for the follower.
@@ -75,8 +65,8 @@ pub(crate) enum RunningReport {
 pub(crate) enum Next {
     /// The transaction of this stamp; empty if it was rolled back after all.
     Written(u64, TransactionChanges),
-    /// Report of a running transaction.
-    RunningReport(RunningReport),
+    /// Report of a running transaction: its first operation is sent next, it has a snapshot, or it ended without a commit.
+    RunningReport(Reply),
     /// Nothing more comes, for this reason.
     Over(String),
 }
@@ -95,7 +85,7 @@ struct CaptureState {
 }
 
 impl CaptureState {
-    fn report(&mut self, told: RunningReport) {
+    fn report(&mut self, told: Reply) {
         if self.over.is_none() {
             self.bytes += REPORT_BYTES;
             self.ready.push_back(Next::RunningReport(told));
@@ -104,7 +94,7 @@ impl CaptureState {
 }
 
 /// A capture that runs, or ran.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Capture {
     live: AtomicBool,
     statements: bool,
@@ -116,7 +106,7 @@ pub(crate) struct Capture {
 }
 
 /// Memory for messages that are held whole, shared by all captured sessions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Memory {
     pub(crate) held: Arc<AtomicUsize>,
     pub(crate) max_bytes: usize,
@@ -156,14 +146,7 @@ impl Drop for MemoryShare {
 impl Capture {
     /// Captures rows, and with `statements` the statements too.
     pub(crate) fn new(statements: bool, memory: Memory) -> Capture {
-        Capture {
-            live: AtomicBool::new(true),
-            statements,
-            state: Mutex::default(),
-            uncommitted: Arc::default(),
-            memory,
-            changed: Notify::new(),
-        }
+        Capture { live: AtomicBool::new(true), statements, memory, ..Capture::default() }
     }
 
     /// Reserves room for a message; `None` if all messages together would take too much.
@@ -184,14 +167,14 @@ impl Capture {
             let mut state = lock(&self.state);
             state.running += 1;
             let id = state.running;
-            state.report(RunningReport::Begins(id));
+            state.report(Reply::Begins { running: id });
             id
         };
         self.changed.notify_one();
         Running { capture: self.clone(), id, over: false }
     }
 
-    fn report(&self, told: RunningReport) {
+    fn report(&self, told: Reply) {
         lock(&self.state).report(told);
         self.changed.notify_one();
     }
@@ -309,7 +292,7 @@ pub(crate) struct Running {
 impl Running {
     /// Reports its snapshot.
     pub(crate) fn report_snapshot(&self, snapshot: String) {
-        self.capture.report(RunningReport::Began(self.id, snapshot));
+        self.capture.report(Reply::Began { running: self.id, snapshot });
     }
 
     /// Ends it with a commit: the next report of it is its changes.
@@ -322,7 +305,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.over {
-            self.capture.report(RunningReport::Ended(self.id));
+            self.capture.report(Reply::Ended { running: self.id });
         }
     }
 }
@@ -397,30 +380,28 @@ mod tests {
         let late = capture.begins();
         let statements_run = StatementList {
             running: Some(one.committed()),
-            operations: vec![(true, "w".into())],
+            operations: vec![Operation { writes: true, text: "w".into() }],
             ..StatementList::default()
         };
         stamp.resolve(TransactionChanges { statements_run: Some(statements_run), ..TransactionChanges::default() });
         drop(other);
         late.committed();
+        let began = |running, text: &str| Reply::Began { running, snapshot: text.into() };
         let mut seen = Vec::new();
         for _ in 0..6 {
             seen.push(match capture.next().await {
                 Next::RunningReport(told) => told,
-                Next::Written(1, written) => {
-                    RunningReport::Began(written.statements_run.unwrap().running.unwrap(), "committed".into())
-                }
+                Next::Written(1, written) => began(written.statements_run.unwrap().running.unwrap(), "committed"),
                 other => panic!("{other:?}"),
             });
         }
-        let began = |id, text: &str| RunningReport::Began(id, text.into());
         let wanted = [
-            RunningReport::Begins(1),
-            RunningReport::Begins(2),
+            Reply::Begins { running: 1 },
+            Reply::Begins { running: 2 },
             began(1, "3:3:"),
-            RunningReport::Begins(3),
+            Reply::Begins { running: 3 },
             began(1, "committed"),
-            RunningReport::Ended(2),
+            Reply::Ended { running: 2 },
         ];
         assert_eq!(seen, wanted);
     }

@@ -67,29 +67,30 @@ fn text(proxy: &Proxy) -> String {
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let Counters { statements, bytes_up, bytes_down } = &sum;
     let mut text = String::new();
-    let mut counter = |name: &str, help: &str, value: u64| {
-        let _ = write!(text, "# HELP stillpoint_proxy_{name} {help}\n# TYPE stillpoint_proxy_{name} counter\n");
+    let metrics = [
+        ("statements_total", "counter", "Answers of ReadyForQuery.", load(statements)),
+        ("bytes_from_clients_total", "counter", "Bytes received from clients.", load(bytes_up)),
+        ("bytes_to_clients_total", "counter", "Bytes received for clients.", load(bytes_down)),
+        (
+            "unnamed_turned_away_total",
+            "counter",
+            "Connections closed before login to admit other clients.",
+            proxy.unnamed.evictions(),
+        ),
+        (
+            "logins_turned_away_total",
+            "counter",
+            "Logins ended to admit other clients, because their clients did not answer.",
+            proxy.logins.evictions(),
+        ),
+        ("logins", "gauge", "Unauthenticated clients that have named their user.", proxy.logins.count() as u64),
+        ("unnamed", "gauge", "Connections that have not named their user.", proxy.unnamed.count() as u64),
+        ("standby", "gauge", "1 if another proxy is on standby, else 0.", proxy.standby.taken_by().is_some().into()),
+    ];
+    for (name, kind, help, value) in metrics {
+        let _ = write!(text, "# HELP stillpoint_proxy_{name} {help}\n# TYPE stillpoint_proxy_{name} {kind}\n");
         let _ = writeln!(text, "stillpoint_proxy_{name} {value}");
-    };
-    counter("statements_total", "Answers of ReadyForQuery.", load(statements));
-    counter("bytes_from_clients_total", "Bytes received from clients.", load(bytes_up));
-    counter("bytes_to_clients_total", "Bytes received for clients.", load(bytes_down));
-    let turned_away = proxy.unnamed.evictions();
-    counter("unnamed_turned_away_total", "Connections closed before login to admit other clients.", turned_away);
-    let turned_away = proxy.logins.evictions();
-    counter(
-        "logins_turned_away_total",
-        "Logins ended to admit other clients, because their clients did not answer.",
-        turned_away,
-    );
-    text += "# HELP stillpoint_proxy_logins Unauthenticated clients that have named their user.\n";
-    let _ = writeln!(text, "# TYPE stillpoint_proxy_logins gauge\nstillpoint_proxy_logins {}", proxy.logins.count());
-    text += "# HELP stillpoint_proxy_unnamed Connections that have not named their user.\n";
-    let _ = writeln!(text, "# TYPE stillpoint_proxy_unnamed gauge\nstillpoint_proxy_unnamed {}", proxy.unnamed.count());
-    let standby = u8::from(proxy.standby.taken_by().is_some());
-    text += "# HELP stillpoint_proxy_standby 1 if another proxy is on standby, else 0.\n# TYPE \
-             stillpoint_proxy_standby gauge\n";
-    let _ = writeln!(text, "stillpoint_proxy_standby {standby}");
+    }
     let entries = proxy.directory.all();
     text +=
         "# HELP stillpoint_proxy_sessions Sessions by tenant and activity.\n# TYPE stillpoint_proxy_sessions gauge\n";

@@ -144,6 +144,11 @@ impl Tenant {
         Some(verifiers::find(&text, user, secret))
     }
 
+    /// Refuses what is not possible in a pause.
+    fn must_be_open(&self, state: &State) -> Result<(), String> {
+        if state.service == Service::Open { Ok(()) } else { Err(format!("tenant `{}` is paused", self.name)) }
+    }
+
     fn sessions(&self) -> Vec<Arc<Entry>> {
         lock(&self.state).sessions.values().cloned().collect()
     }
@@ -166,9 +171,7 @@ impl Tenant {
         self.keep();
         let (sessions, again) = {
             let mut state = lock(&self.state);
-            if state.service == Service::Paused {
-                return Err(format!("tenant `{}` is paused", self.name));
-            }
+            self.must_be_open(&state)?;
             let again = again && state.target.as_ref().is_some_and(|known| Arc::ptr_eq(known, &target));
             state.target = Some(target.clone());
             (state.sessions.values().cloned().collect::<Vec<_>>(), again)
@@ -215,9 +218,7 @@ impl Tenant {
             if state.capture.as_ref().is_some_and(|capture| capture.is_live()) {
                 return Err(format!("tenant `{}` is already captured", self.name));
             }
-            if state.service == Service::Paused {
-                return Err(format!("tenant `{}` is paused", self.name));
-            }
+            self.must_be_open(&state)?;
             state.capture = Some(capture.clone());
             let sessions: Vec<_> = state.sessions.values().cloned().collect();
             let arm = |reporter| Command::Capture(capture.clone(), Some(reporter));
@@ -248,9 +249,7 @@ impl Tenant {
     /// Forgets the target.
     pub(crate) fn abandon(&self) -> Result<(), String> {
         let mut state = lock(&self.state);
-        if state.service == Service::Paused {
-            return Err(format!("tenant `{}` is paused", self.name));
-        }
+        self.must_be_open(&state)?;
         state.target = None;
         state.sessions.values().for_each(|entry| entry.send(Command::Abandon));
         Ok(())

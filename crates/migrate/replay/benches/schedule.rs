@@ -43,7 +43,7 @@ fn keys(load: &Load, random: &mut Random) -> Vec<u64> {
 fn tokens(keys: &[u64]) -> Vec<Token> {
     let of = |key: u64| {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        [Token::Row { table: 1, key: hash }, Token::Parent { table: 2, index: 3, value: hash >> 40 }]
+        [Token::Row(1, hash), Token::Parent(2, 3, hash >> 40)]
     };
     keys.iter().flat_map(|key| of(*key)).collect()
 }

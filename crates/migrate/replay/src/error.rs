@@ -7,7 +7,7 @@ use crate::{Player, RunningId, Stamp};
 #[non_exhaustive]
 pub enum Error {
     /// A syncset arrived after the promise that no more would come up to its stamp.
-    #[error("syncset {stamp} is late: stamps up to {closed} are closed")]
+    #[error("syncset {} is late: stamps up to {} are closed", .stamp.0, .closed.0)]
     Late {
         /// Stamp of the syncset.
         stamp: Stamp,
@@ -15,13 +15,13 @@ pub enum Error {
         closed: Stamp,
     },
     /// Another syncset has the same stamp.
-    #[error("syncset {stamp} exists already")]
+    #[error("syncset {} exists already", .stamp.0)]
     Duplicate {
         /// Stamp of both.
         stamp: Stamp,
     },
     /// The memory limit is reached, and the pending syncsets can make progress without this one.
-    #[error("no room for syncset {stamp}: {pending} pending syncsets hold {bytes} bytes")]
+    #[error("no room for syncset {}: {pending} pending syncsets hold {bytes} bytes", .stamp.0)]
     Full {
         /// Stamp of the syncset that was refused.
         stamp: Stamp,
@@ -31,7 +31,7 @@ pub enum Error {
         bytes: u64,
     },
     /// The syncset does not say what its transaction saw, and modes that replay statements need that.
-    #[error("syncset {stamp} has no snapshot of its transaction, which mode {mode} requires")]
+    #[error("syncset {} has no snapshot of its transaction, which mode {mode} requires", .stamp.0)]
     NoVisibility {
         /// Stamp of the syncset.
         stamp: Stamp,
@@ -39,31 +39,31 @@ pub enum Error {
         mode: &'static str,
     },
     /// The snapshot of the syncset's transaction was never reported to the scheduler.
-    #[error("transaction {running} has no snapshot")]
+    #[error("transaction {} has no snapshot", .running.0)]
     UnknownSnapshot {
         /// Number of the transaction.
         running: RunningId,
     },
     /// No player has this number.
-    #[error("there is no player {player}")]
+    #[error("there is no player {}", .player.0)]
     UnknownPlayer {
         /// The unknown number.
         player: Player,
     },
     /// A report arrived about an operation that the player was not given.
-    #[error("player {player} has no operation under way")]
+    #[error("player {} has no operation under way", .player.0)]
     NothingUnderWay {
         /// The player that reported.
         player: Player,
     },
     /// A transaction failed after a commit that it must not see, so its first read cannot be repeated.
-    #[error("syncset {stamp} cannot be retried: a commit that its transaction did not see has been replayed")]
+    #[error("syncset {} cannot be retried: a commit that its transaction did not see has been replayed", .stamp.0)]
     SnapshotGone {
         /// Stamp of its syncset.
         stamp: Stamp,
     },
     /// A transaction failed even with all lower stamps done and no other transaction executing.
-    #[error("syncset {stamp} failed {attempts} times, the last time alone")]
+    #[error("syncset {} failed {attempts} times, the last time alone", .stamp.0)]
     GivenUp {
         /// Stamp of its syncset.
         stamp: Stamp,

@@ -49,7 +49,7 @@
 //!
 //! let syncset = |stamp, key, payload| Syncset {
 //!     stamp: Stamp(stamp),
-//!     tokens: vec![Token::Row { table: 16_384, key }],
+//!     tokens: vec![Token::Row(16_384, key)],
 //!     statement: None,
 //!     bytes: 100,
 //!     payload,

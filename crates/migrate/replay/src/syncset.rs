@@ -1,7 +1,5 @@
 //! Input of the scheduler, and the names of its output.
 
-use std::fmt;
-
 use crate::token::Token;
 use crate::visibility::Xid;
 
@@ -135,23 +133,5 @@ impl Step {
     /// Returns true if the step includes `part`.
     pub fn has(self, part: Part) -> bool {
         (self.first..=self.last).contains(&part)
-    }
-}
-
-impl fmt::Display for Stamp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for RunningId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for Player {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

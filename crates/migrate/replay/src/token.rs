@@ -1,45 +1,26 @@
 //! Tokens: the things that a transaction touches, as far as the order of transactions depends on them.
 
 use crate::rules::Rules;
+use serde::{Deserialize, Serialize};
 
 /// One thing that a transaction touched. Two transactions conflict if they hold tokens for the same thing and at least one
 /// token is not shared. Equality is by hash, so a collision costs concurrency and nothing else.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Token {
-    /// A row was inserted, updated or deleted; a change of key takes both keys.
-    Row {
-        /// Object identifier of the table.
-        table: u32,
-        /// Hash of the replica identity.
-        key: u64,
-    },
+    /// A row was inserted, updated or deleted; a change of key takes both keys. Object identifier of the table, and hash of the
+    /// replica identity.
+    Row(u32, u64),
     /// A value of a unique index was added or removed. For the primary key this token is needed only if foreign keys refer to
-    /// it.
-    Unique {
-        /// Object identifier of the index's table.
-        table: u32,
-        /// Object identifier of the index.
-        index: u32,
-        /// Hash of the indexed values.
-        value: u64,
-    },
-    /// Shared: a row that refers to this value of a unique index was added or removed.
-    Parent {
-        /// Object identifier of the *referenced* table.
-        table: u32,
-        /// Object identifier of the unique index that is referred to.
-        index: u32,
-        /// Hash of the referenced values.
-        value: u64,
-    },
-    /// Any value of a unique index: the value that was added or removed is unknown, or its equality cannot be hashed.
-    Index {
-        /// Object identifier of the index's table.
-        table: u32,
-        /// Object identifier of the index.
-        index: u32,
-    },
-    /// The whole table with all its indexes (TRUNCATE, bulk changes).
+    /// it. Object identifiers of the index's table and of the index, and hash of the indexed values.
+    Unique(u32, u32, u64),
+    /// Shared: a row that refers to this value of a unique index was added or removed. Object identifiers of the *referenced*
+    /// table and of the unique index that is referred to, and hash of the referenced values.
+    Parent(u32, u32, u64),
+    /// Any value of a unique index: the value that was added or removed is unknown, or its equality cannot be hashed. Object
+    /// identifiers of the index's table and of the index.
+    Index(u32, u32),
+    /// The whole table with all its indexes (TRUNCATE, bulk changes), by its object identifier.
     Table(u32),
     /// The whole database (DDL, statements that could not be parsed).
     Everything,
@@ -96,10 +77,10 @@ pub(crate) fn granules(tokens: &[Token], rules: &Rules) -> Box<[(Granule, Access
     let mut whole = Vec::new();
     for token in tokens {
         match *token {
-            Token::Row { table, key } if rules.rows => below(table, 0, Some((key, Exclusive))),
-            Token::Unique { table, index, value } if rules.uniques => below(table, index, Some((value, Exclusive))),
-            Token::Parent { table, index, value } if rules.parents => below(table, index, Some((value, Shared))),
-            Token::Index { table, index } if rules.indexes => below(table, index, None),
+            Token::Row(table, key) if rules.rows => below(table, 0, Some((key, Exclusive))),
+            Token::Unique(table, index, value) if rules.uniques => below(table, index, Some((value, Exclusive))),
+            Token::Parent(table, index, value) if rules.parents => below(table, index, Some((value, Shared))),
+            Token::Index(table, index) if rules.indexes => below(table, index, None),
             Token::Table(table) if rules.tables => whole.push((Granule::table(table), Exclusive)),
             Token::Everything if rules.everything => whole.push((Granule::EVERYTHING, Exclusive)),
             _ => {}
@@ -126,9 +107,9 @@ mod tests {
 
     #[test]
     fn tokens_conflict_as_the_lemma_says() {
-        let row = |table, key| Token::Row { table, key };
-        let unique = |table, index, value| Token::Unique { table, index, value };
-        let parent = |table, index, value| Token::Parent { table, index, value };
+        let row = |table, key| Token::Row(table, key);
+        let unique = |table, index, value| Token::Unique(table, index, value);
+        let parent = |table, index, value| Token::Parent(table, index, value);
         assert!(conflict(row(1, 7), row(1, 7)));
         assert!(!conflict(row(1, 7), row(1, 8)) && !conflict(row(1, 7), row(2, 7)));
         assert!(conflict(unique(1, 5, 7), unique(1, 5, 7)));
@@ -140,12 +121,12 @@ mod tests {
 
     #[test]
     fn a_whole_meets_all_its_parts() {
-        let index = Token::Index { table: 1, index: 5 };
-        let unique = Token::Unique { table: 1, index: 5, value: 9 };
-        let parent = Token::Parent { table: 1, index: 5, value: 9 };
-        let row = Token::Row { table: 1, key: 9 };
+        let index = Token::Index(1, 5);
+        let unique = Token::Unique(1, 5, 9);
+        let parent = Token::Parent(1, 5, 9);
+        let row = Token::Row(1, 9);
         assert!(conflict(index, unique) && conflict(index, parent) && conflict(index, index));
-        assert!(!conflict(index, row) && !conflict(index, Token::Index { table: 1, index: 6 }));
+        assert!(!conflict(index, row) && !conflict(index, Token::Index(1, 6)));
         for part in [index, unique, parent, row] {
             assert!(conflict(Token::Table(1), part) && !conflict(Token::Table(2), part));
             assert!(conflict(Token::Everything, part));
@@ -155,11 +136,7 @@ mod tests {
 
     #[test]
     fn a_granule_is_held_once_at_its_strongest() {
-        let tokens = [
-            Token::Parent { table: 1, index: 5, value: 9 },
-            Token::Unique { table: 1, index: 5, value: 9 },
-            Token::Unique { table: 1, index: 5, value: 9 },
-        ];
+        let tokens = [Token::Parent(1, 5, 9), Token::Unique(1, 5, 9), Token::Unique(1, 5, 9)];
         let held = granules(&tokens, &Rules::ALL);
         assert_eq!(held.len(), 4);
         assert_eq!(held[3], (Granule::value(1, 5, 9), Access::Exclusive));

@@ -54,17 +54,11 @@ impl Snapshot {
     }
 }
 
-impl fmt::Display for Xid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:", self.in_progress.first().unwrap_or(&self.xmax), self.xmax)?;
+        write!(f, "{}:{}:", self.in_progress.first().unwrap_or(&self.xmax).0, self.xmax.0)?;
         for (at, xid) in self.in_progress.iter().enumerate() {
-            write!(f, "{}{xid}", if at > 0 { "," } else { "" })?;
+            write!(f, "{}{}", if at > 0 { "," } else { "" }, xid.0)?;
         }
         Ok(())
     }

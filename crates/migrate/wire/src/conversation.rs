@@ -8,9 +8,10 @@
 use std::collections::VecDeque;
 
 /// Transaction status that ReadyForQuery reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Status {
     /// No transaction is open.
+    #[default]
     Idle,
     /// A transaction is open.
     InTransaction,
@@ -27,16 +28,18 @@ enum Owed {
     Sync,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Copying {
+    #[default]
     Nothing,
     In,
     /// Replication, which never ends.
     Both,
 }
 
-/// The state of one session, as the messages of both sides show it.
-#[derive(Debug, Clone)]
+/// The state of one session, as the messages of both sides show it. The default is that of a session whose first ReadyForQuery
+/// has been received.
+#[derive(Debug, Clone, Default)]
 pub struct Conversation {
     owed: VecDeque<Owed>,
     /// Messages of the extended protocol were sent, and no Sync after them.
@@ -45,18 +48,7 @@ pub struct Conversation {
     copying: Copying,
 }
 
-impl Default for Conversation {
-    fn default() -> Self {
-        Conversation::new()
-    }
-}
-
 impl Conversation {
-    /// A session whose first ReadyForQuery has been received.
-    pub fn new() -> Self {
-        Conversation { owed: VecDeque::new(), open: false, status: Status::Idle, copying: Copying::Nothing }
-    }
-
     /// Returns true if nothing is owed and no transaction is open: from here the session could go on at another server.
     #[inline]
     pub fn at_boundary(&self) -> bool {
@@ -128,7 +120,7 @@ mod tests {
 
     /// State after these messages: a letter is a client's message; `<` marks a message of the server's.
     fn after(messages: &str) -> Conversation {
-        let mut conversation = Conversation::new();
+        let mut conversation = Conversation::default();
         for word in messages.split_whitespace() {
             match word.strip_prefix('<') {
                 None => conversation.frontend(word.as_bytes()[0]),

@@ -107,8 +107,8 @@ pub fn put_password(into: &mut Vec<u8>, password: &[u8]) {
 }
 
 /// Appends a simple query.
-pub fn put_query(into: &mut Vec<u8>, sql: &str) {
-    put(into, b'Q', |body| put_cstr(body, sql.as_bytes()));
+pub fn put_query(into: &mut Vec<u8>, sql: impl AsRef<[u8]>) {
+    put(into, b'Q', |body| put_cstr(body, sql.as_ref()));
 }
 
 /// Appends a Parse with the types of its parameters.
@@ -160,15 +160,10 @@ pub fn put_close_portal(into: &mut Vec<u8>, name: &[u8]) {
     });
 }
 
-/// Appends a Sync.
-pub fn put_sync(into: &mut Vec<u8>) {
-    put(into, b'S', |_| {});
-}
-
-/// Appends a Terminate.
-pub fn put_terminate(into: &mut Vec<u8>) {
-    put(into, b'X', |_| {});
-}
+/// A Sync.
+pub const SYNC: [u8; 5] = *b"S\0\0\0\x04";
+/// A Terminate.
+pub const TERMINATE: [u8; 5] = *b"X\0\0\0\x04";
 
 #[cfg(test)]
 mod tests {

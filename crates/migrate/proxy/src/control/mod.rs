@@ -2,12 +2,12 @@
 
 mod rows;
 
-use crate::capture::{Capture, Next, RunningReport};
+use crate::capture::{Capture, Next};
 use crate::entry::Entry;
 use crate::proxy::Proxy;
 use crate::standby;
 use crate::target::Target;
-use crate::tenant::{Pause, PauseOutcome, Reports};
+use crate::tenant::{Pause, PauseOutcome, Reports, Tenant};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -66,19 +66,20 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
                 tracing::debug!(tenant, statements, "capture");
                 match capture(&proxy, &tenant, Duration::from_millis(limit_ms), statements).await {
                     Ok((capture, reply)) => return stream_rows(stream, &capture, &reply).await,
-                    Err(message) => Reply::Error { message },
+                    Err(why) => Err(why),
                 }
             }
             Ok(Request::StandBy { config }) => match standby::keep(&mut stream, &proxy, &config).await {
                 Ok(()) => return,
-                Err(message) => Reply::Error { message },
+                Err(why) => Err(why),
             },
             Ok(request) => {
                 tracing::debug!(?request, "control");
                 answer(&proxy, request, &mut pause).await
             }
-            Err(error) => Reply::Error { message: format!("not a request: {error}") },
+            Err(error) => Err(format!("not a request: {error}")),
         };
+        let reply = reply.unwrap_or_else(|message| Reply::Error { message });
         // A caller that does not read its reply cannot hold the pause for longer either.
         let limit = pause.as_ref().map_or_else(|| Instant::now() + REPLY_TIMEOUT, Pause::limit);
         match tokio::time::timeout_at(limit, send_reply(stream.get_mut(), &reply)).await {
@@ -111,8 +112,7 @@ async fn capture(
     limit: Duration,
     statements: bool,
 ) -> Result<(Arc<Capture>, Reply), String> {
-    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
-    let (capture, sessions) = tenant.capture(limit, statements, proxy.memory()).await?;
+    let (capture, sessions) = find(proxy, tenant)?.capture(limit, statements, proxy.memory()).await?;
     let uncovered = capture.uncovered();
     Ok((capture, Reply::Capturing { sessions, uncovered }))
 }
@@ -132,9 +132,7 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
         };
         let lines = match next {
             Next::Written(stamp, written) => rows::lines(stamp, written, &mut known),
-            Next::RunningReport(RunningReport::Begins(running)) => vec![Reply::Begins { running }],
-            Next::RunningReport(RunningReport::Began(running, snapshot)) => vec![Reply::Began { running, snapshot }],
-            Next::RunningReport(RunningReport::Ended(running)) => vec![Reply::Ended { running }],
+            Next::RunningReport(report) => vec![report],
             Next::Over(why) => {
                 let _ = send_reply(stream.get_mut(), &Reply::CaptureOver { why }).await;
                 return;
@@ -148,69 +146,52 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
     }
 }
 
-async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>) -> Reply {
-    let reply = match request {
-        Request::Status => Ok(Reply::Status(status(proxy))),
-        Request::Know { tenant } => match proxy.tenant(&tenant) {
-            Some(tenant) => {
-                tenant.keep();
-                Ok(Reply::Known)
-            }
-            None => Err(unknown_tenant(&tenant)),
-        },
+async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>) -> Result<Reply, String> {
+    Ok(match request {
+        Request::Status => Reply::Status(status(proxy)),
+        Request::Know { tenant } => {
+            find(proxy, &tenant)?.keep();
+            Reply::Known
+        }
         Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
-            prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await
+            prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await?
         }
         // The task that reads the connection answers these two.
         Request::Capture { tenant, .. } => {
-            Err(format!("a capture of tenant `{tenant}` requires a connection of its own"))
+            return Err(format!("a capture of tenant `{tenant}` requires a connection of its own"));
         }
-        Request::StandBy { .. } => Err("this request requires a connection of its own".into()),
-        Request::Captured { tenant } => match proxy.tenant(&tenant) {
-            Some(found) => match found.captured() {
-                Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.end_reason() }),
-                None => Err(format!("tenant `{tenant}` is not captured")),
-            },
-            None => Err(unknown_tenant(&tenant)),
-        },
+        Request::StandBy { .. } => return Err("this request requires a connection of its own".into()),
+        Request::Captured { tenant } => {
+            let captured = find(proxy, &tenant)?.captured();
+            let capture = captured.ok_or_else(|| format!("tenant `{tenant}` is not captured"))?;
+            Reply::Captured { stamp: capture.last(), over: capture.end_reason() }
+        }
         Request::Pause { tenant, limit_ms } => {
-            begin_pause(proxy, &tenant, Duration::from_millis(limit_ms).min(PAUSE_TIME_MAX), pause).await
+            begin_pause(proxy, &tenant, Duration::from_millis(limit_ms).min(PAUSE_TIME_MAX), pause).await?
         }
-        Request::Switch { tenant } => match take_pause(pause, &tenant) {
-            Ok(held) => {
-                let entries = entries(proxy);
-                let switched = held.switch(&proxy.routes).await;
-                switched.map(|(sessions, reports)| Reply::Switched {
-                    sessions,
-                    failed: remarks(&entries, failures(reports)),
-                })
-            }
-            Err(why) => Err(why),
-        },
-        Request::Resume { tenant } => take_pause(pause, &tenant).map(|held| {
-            drop(held);
+        Request::Switch { tenant } => {
+            let (held, entries) = (take_pause(pause, &tenant)?, entries(proxy));
+            let (sessions, reports) = held.switch(&proxy.routes).await?;
+            Reply::Switched { sessions, failed: remarks(&entries, failures(reports)) }
+        }
+        Request::Resume { tenant } => {
+            drop(take_pause(pause, &tenant)?);
             Reply::Resumed
-        }),
-        Request::Abandon { tenant } => match proxy.tenant(&tenant) {
-            Some(tenant) => tenant.abandon().map(|()| Reply::Abandoned),
-            None => Err(unknown_tenant(&tenant)),
-        },
-    };
-    reply.unwrap_or_else(|message| Reply::Error { message })
+        }
+        Request::Abandon { tenant } => {
+            find(proxy, &tenant)?.abandon()?;
+            Reply::Abandoned
+        }
+    })
 }
 
-fn unknown_tenant(tenant: &str) -> String {
-    format!("there is no tenant `{tenant}`")
+fn find(proxy: &Proxy, tenant: &str) -> Result<Arc<Tenant>, String> {
+    proxy.tenant(tenant).ok_or_else(|| format!("there is no tenant `{tenant}`"))
 }
 
 fn take_pause(pause: &mut Option<Pause>, tenant: &str) -> Result<Pause, String> {
-    match pause.take() {
-        Some(held) if held.tenant().name == tenant => Ok(held),
-        other => {
-            *pause = other;
-            Err(format!("this connection does not hold a pause of tenant `{tenant}`"))
-        }
-    }
+    let held = pause.take_if(|held| held.tenant().name == tenant);
+    held.ok_or_else(|| format!("this connection does not hold a pause of tenant `{tenant}`"))
 }
 
 fn entries(proxy: &Proxy) -> BTreeMap<u32, Arc<Entry>> {
@@ -234,7 +215,7 @@ async fn prepare(
     limit: Duration,
     again: bool,
 ) -> Result<Reply, String> {
-    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
+    let tenant = find(proxy, tenant)?;
     let mut server = match target {
         TargetSpec::Server(server) => server,
         TargetSpec::Name(name) => {
@@ -277,7 +258,7 @@ async fn begin_pause(
     if let Some(held) = pause {
         return Err(format!("this connection holds a pause of tenant `{}`", held.tenant().name));
     }
-    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown_tenant(tenant))?;
+    let tenant = find(proxy, tenant)?;
     Ok(match tenant.pause(limit, &proxy.routes).await? {
         PauseOutcome::Drained(held, waited) => {
             *pause = Some(held);

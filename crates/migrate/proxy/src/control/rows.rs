@@ -3,18 +3,9 @@
 use crate::capture::{Change, TransactionChanges};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Action, Table};
+use stillpoint_migrate_capture::Table;
 use stillpoint_migrate_control::Reply;
-use stillpoint_migrate_control::rows::{Operation, Row, RowChange, Statements, Syncset, TableShape, TokenSpec};
-
-fn row_change(action: Action) -> RowChange {
-    match action {
-        Action::Insert => RowChange::Insert,
-        Action::Upsert => RowChange::Upsert,
-        Action::Update => RowChange::Update,
-        Action::Delete => RowChange::Delete,
-    }
-}
+use stillpoint_migrate_control::rows::{Row, Statements, Syncset, TableShape};
 
 fn shape(table: &Table, columns: &[usize]) -> TableShape {
     let place = |at: &usize| columns.iter().position(|column| column == at);
@@ -39,21 +30,17 @@ pub(crate) fn lines(stamp: u64, written: TransactionChanges, known: &mut BTreeMa
             lines.push(Reply::Table(shape(&change.table, &change.columns)));
         }
     }
-    let row = |change: Change| Row { table: change.table.oid, did: row_change(change.action), values: change.values };
+    let row = |change: Change| Row { table: change.table.oid, did: change.action, values: change.values };
     lines.push(Reply::Syncset(Syncset {
         stamp,
         xid: written.xid,
         rows: written.changes.into_iter().map(row).collect(),
-        tokens: written.tokens.into_iter().map(TokenSpec::from).collect(),
+        tokens: written.tokens,
         statements: written.statements_run.map(|statements_run| Statements {
             running: statements_run.running,
             settings: statements_run.context.settings.clone(),
             role: statements_run.context.role.clone(),
-            operations: statements_run
-                .operations
-                .into_iter()
-                .map(|(writes, text)| Operation { writes, text })
-                .collect(),
+            operations: statements_run.operations,
         }),
     }));
     lines

@@ -12,7 +12,7 @@ use std::time::Duration;
 use stillpoint_migrate_postgres::{Answers, Credential, Ready};
 use stillpoint_migrate_wire::backend;
 use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step, put};
-use stillpoint_migrate_wire::frontend::put_sync;
+use stillpoint_migrate_wire::frontend::SYNC;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -124,10 +124,7 @@ async fn run_counterpart(
                 let _ = sender.send(result);
             }
             CounterpartCommand::Verdict(sender) => {
-                let _ = sender.send(match &ready {
-                    Ok(_) => verdict.clone(),
-                    Err(why) => Err(why.clone()),
-                });
+                let _ = sender.send(ready.as_ref().map_err(Clone::clone).and_then(|_| verdict.clone()));
             }
             CounterpartCommand::HandOver(unnamed, sender) => {
                 let result = match ready {
@@ -277,7 +274,7 @@ async fn finish_hand_over(ready: &mut Ready, unnamed: &[u8]) -> Result<(), Strin
     if !unnamed.is_empty() {
         put(&mut bytes, b'P', |body| body.extend_from_slice(unnamed));
     }
-    put_sync(&mut bytes);
+    bytes.extend(SYNC);
     // A statement that was wrong at the source is wrong here too; then neither side has one.
     let answers = exchange(ready, &bytes, 1).await?;
     ready.leftover.extend_from_slice(&answers.aside);

@@ -20,7 +20,7 @@ use stillpoint_migrate_wire::frontend::SaslInitial;
 use stillpoint_migrate_wire::scram::{self, Transcript, Verifier};
 use stillpoint_migrate_wire::startup::Replication;
 use stillpoint_migrate_wire::{WireError, frontend};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use zeroize::Zeroizing;
 
 /// Longest answer to a question about passwords, in bytes; the limit of the server.
@@ -85,8 +85,7 @@ struct UnauthenticatedClient<'a> {
 
 impl UnauthenticatedClient<'_> {
     async fn write(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
-        self.stream.write_all(bytes).await.map_err(SessionError::Client)?;
-        self.stream.flush().await.map_err(SessionError::Client)
+        self.stream.send(bytes).await.map_err(SessionError::Client)
     }
 
     /// Reads the body of its answer. The client has all the time until the startup limit, unless others wait for its
@@ -153,8 +152,7 @@ pub(super) async fn log_in(
             let server = place.tenant.server_in_service().await.map_err(SessionError::Refused)?;
             let packet = link::startup_packet(&request.startup, &server);
             let mut stream = link::connect(&server, limit).await?;
-            stream.write_all(&packet).await.map_err(SessionError::Server)?;
-            stream.flush().await.map_err(SessionError::Server)?;
+            stream.send(&packet).await.map_err(SessionError::Server)?;
             let observed = observe_login(&mut client, stream).await?;
             request.must_be_served().map_err(SessionError::Refused)?;
             // Not earlier: a client that has not proved its identity must not hold up a pause here either.
@@ -291,8 +289,7 @@ async fn observe_login(
             }
             question => relay_question(client, &question, &bytes, &mut login, stream.is_tls()).await?,
         };
-        stream.write_all(&answer).await.map_err(SessionError::Server)?;
-        stream.flush().await.map_err(SessionError::Server)?;
+        stream.send(&answer).await.map_err(SessionError::Server)?;
     };
     Ok(ObservedLogin { stream, reader, login, greeting })
 }

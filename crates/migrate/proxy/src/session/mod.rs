@@ -29,6 +29,7 @@ use captured::CapturedSession;
 use counterpart::{Counterpart, TargetLogin};
 use pump::{Admission, Event, Pump};
 use session_state::SessionState;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_postgres::{Credential, Server, Stream, exchange};
 use stillpoint_migrate_wire::backend::put_fatal;
 use stillpoint_migrate_wire::backend::put_parameter_status;
-use stillpoint_migrate_wire::frontend::{put_sync, put_terminate};
+use stillpoint_migrate_wire::frontend::{SYNC, TERMINATE};
 use stillpoint_migrate_wire::startup::Startup;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -79,12 +80,6 @@ pub(crate) struct Session {
     is_replication: bool,
 }
 
-/// Reason for the end of a session.
-enum End {
-    Left,
-    Refused(Refusal),
-}
-
 impl Session {
     /// Serves until one side leaves.
     async fn run(mut self, commands: &mut UnboundedReceiver<Command>) -> Result<(), SessionError> {
@@ -99,40 +94,44 @@ impl Session {
                 }
                 None => self.pump.run(commands).await,
             };
-            let end = match event {
-                Ok(Event::ClientLeft) => End::Left,
-                Ok(Event::ServerLeft) => End::Left,
-                Ok(Event::Command(command)) => match self.handle_command(command).await {
-                    Ok(None) => continue,
-                    Ok(Some(refusal)) => End::Refused(refusal),
-                    Err(error) => return self.refuse_and_fail(error).await,
-                },
-                Ok(Event::Boundary) => match self.handle_boundary().await {
-                    Ok(()) if !self.is_ending => continue,
-                    Ok(()) => End::Refused(Refusal::new("57P01", "terminating connection: the proxy is shutting down")),
-                    Err(error) => return self.refuse_and_fail(error).await,
-                },
-                Ok(Event::CaptureOver) => match self.end_capture().await {
-                    Ok(()) => continue,
-                    Err(error) => return self.refuse_and_fail(error).await,
-                },
-                Err(error) => return self.refuse_and_fail(error).await,
+            let handled = match event {
+                Ok(event) => self.handle(event).await,
+                Err(error) => Err(error),
             };
-            let mut good_bye = Vec::new();
-            put_terminate(&mut good_bye);
-            let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pump.server.write_all(&good_bye)).await;
-            if let End::Refused(refusal) = end {
+            let (refusal, result) = match handled {
+                Ok(ControlFlow::Continue(())) => continue,
+                Ok(ControlFlow::Break(refusal)) => {
+                    send_terminate(&mut self.pump.server).await;
+                    (refusal, Ok(()))
+                }
+                Err(error) => (Refusal::of(&error), Err(error)),
+            };
+            if let Some(refusal) = refusal {
                 self.send_refusal(&refusal).await;
             }
-            return Ok(());
+            return result;
         }
     }
 
-    async fn refuse_and_fail(&mut self, error: SessionError) -> Result<(), SessionError> {
-        if let Some(refusal) = Refusal::of(&error) {
-            self.send_refusal(&refusal).await;
+    /// Handles an event; breaks with the refusal for the client, if there is one, when the session ends.
+    async fn handle(&mut self, event: Event) -> Result<ControlFlow<Option<Refusal>>, SessionError> {
+        match event {
+            Event::ClientLeft | Event::ServerLeft => return Ok(ControlFlow::Break(None)),
+            Event::Command(command) => {
+                if let Some(refusal) = self.handle_command(command).await? {
+                    return Ok(ControlFlow::Break(Some(refusal)));
+                }
+            }
+            Event::Boundary => {
+                self.handle_boundary().await?;
+                if self.is_ending {
+                    let refusal = Refusal::new("57P01", "terminating connection: the proxy is shutting down");
+                    return Ok(ControlFlow::Break(Some(refusal)));
+                }
+            }
+            Event::CaptureOver => self.end_capture().await?,
         }
-        Err(error)
+        Ok(ControlFlow::Continue(()))
     }
 
     async fn send_refusal(&mut self, refusal: &Refusal) {
@@ -362,9 +361,7 @@ impl Session {
 
     /// Reads the source's last messages: notifications of transactions that have committed.
     async fn read_last_messages(&mut self) {
-        let mut bytes = Vec::new();
-        put_sync(&mut bytes);
-        let asked = tokio::time::timeout(CLOSE_TIMEOUT, exchange(&mut self.pump.server, &bytes, 1));
+        let asked = tokio::time::timeout(CLOSE_TIMEOUT, exchange(&mut self.pump.server, &SYNC, 1));
         if let Ok(Ok(answers)) = asked.await {
             self.pump.inject(&answers.aside);
         }
@@ -374,9 +371,12 @@ impl Session {
 /// Ends a session at the server that the client has left.
 async fn close_later(mut source: Stream, wait: Duration) {
     tokio::time::sleep(wait).await;
-    let mut bytes = Vec::new();
-    put_terminate(&mut bytes);
-    let _ = tokio::time::timeout(CLOSE_TIMEOUT, source.write_all(&bytes)).await;
+    send_terminate(&mut source).await;
+}
+
+/// Sends Terminate, which ends a session at its server.
+async fn send_terminate(server: &mut Stream) {
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, server.write_all(&TERMINATE)).await;
 }
 
 /// Asks the server for the session's state; the inner error is the reason why the state is not known.

@@ -73,13 +73,8 @@ struct Lane {
 
 impl Lane {
     fn new() -> Lane {
-        Lane {
-            buffer: Buffer::default(),
-            scanner: Scanner::new(MESSAGE_MAX),
-            ended: false,
-            drained: false,
-            unflushed: false,
-        }
+        let (buffer, scanner) = (Buffer::default(), Scanner::new(MESSAGE_MAX));
+        Lane { buffer, scanner, ended: false, drained: false, unflushed: false }
     }
 
     /// Reads what has arrived, if there is room; returns the number of bytes.
@@ -182,7 +177,7 @@ impl Pump {
             server,
             up: Lane::new(),
             down: Lane::new(),
-            conversation: Conversation::new(),
+            conversation: Conversation::default(),
             tracker,
             parameters: BTreeMap::new(),
             admission: Admission::Open,
@@ -269,8 +264,7 @@ impl Pump {
     pub(crate) async fn send_last_message(&mut self, bytes: &[u8]) {
         use tokio::io::AsyncWriteExt;
         if self.down.scanner.at_edge() && self.down.buffer.all_sent() {
-            let _ = self.client.write_all(bytes).await;
-            let _ = self.client.flush().await;
+            let _ = self.client.send(bytes).await;
         }
         let _ = self.client.shutdown().await;
     }

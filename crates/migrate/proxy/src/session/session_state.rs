@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use stillpoint_migrate_control::SESSION_SETTINGS;
-use stillpoint_migrate_wire::frontend::{put_bind, put_close_statement, put_execute, put_parse, put_query, put_sync};
+use stillpoint_migrate_wire::frontend::{SYNC, put_bind, put_close_statement, put_execute, put_parse, put_query};
 
 /// Name of the question's own statement and portal. The unnamed ones belong to the client.
 const STATEMENT_NAME: &[u8] = b"stillpoint_carried";
@@ -120,13 +120,13 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    fn query(&mut self, sql: &str) {
+    fn query(&mut self, sql: impl AsRef<[u8]>) {
         put_query(&mut self.bytes, sql);
         self.syncs += 1;
     }
 
     fn sync(&mut self) {
-        put_sync(&mut self.bytes);
+        self.bytes.extend(SYNC);
         self.syncs += 1;
     }
 }
@@ -220,8 +220,7 @@ impl SessionState {
         self.replay_settings(user, &mut batch);
         for (name, statement) in &self.statements {
             if statement.by_sql {
-                batch.bytes.extend(query_of_bytes(&statement.text));
-                batch.syncs += 1;
+                batch.query(&statement.text);
             } else {
                 put_parse(&mut batch.bytes, name, &statement.text, &statement.types);
                 batch.sync();
@@ -231,8 +230,7 @@ impl SessionState {
             let mut sql = b"LISTEN \"".to_vec();
             channel.iter().for_each(|b| sql.extend(std::iter::repeat_n(*b, if *b == b'"' { 2 } else { 1 })));
             sql.push(b'"');
-            batch.bytes.extend(query_of_bytes(&sql));
-            batch.syncs += 1;
+            batch.query(&sql);
         }
         batch
     }
@@ -273,7 +271,7 @@ impl SessionState {
                 [first, second, 2] => format!("{}, {}", *first as i32, *second as i32),
                 _ => continue,
             };
-            batch.query(&format!("SELECT pg_catalog.pg_try_advisory_lock{shared}({key})"));
+            batch.query(format!("SELECT pg_catalog.pg_try_advisory_lock{shared}({key})"));
         }
         batch
     }
@@ -282,14 +280,6 @@ impl SessionState {
     pub(crate) fn lock_count(&self) -> usize {
         self.locks.len()
     }
-}
-
-fn query_of_bytes(sql: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    stillpoint_migrate_wire::frame::put(&mut bytes, b'Q', |body| {
-        stillpoint_migrate_wire::frame::put_cstr(body, sql);
-    });
-    bytes
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ async fn first_message(
             }
             Opening::GssEnc if !requested.gssenc => {
                 requested.gssenc = true;
-                decline(&mut stream).await?;
+                stream.send(b"N").await.map_err(SessionError::Client)?;
             }
             Opening::Ssl | Opening::GssEnc => {
                 let error = SessionError::ClientProtocol(WireError::Malformed("sequence of startup packets"));
@@ -114,13 +114,8 @@ async fn encrypt(stream: Stream, origin: Origin, settings: &Settings) -> Result<
             raw.write_all(b"S").await.map_err(SessionError::Client)?;
             tls::accept(raw, tls).await.map(|encrypted| encrypted.stream).map_err(SessionError::Client)
         }
-        (mut plain, _) => decline(&mut plain).await.map(|()| plain),
+        (mut plain, _) => plain.send(b"N").await.map(|()| plain).map_err(SessionError::Client),
     }
-}
-
-async fn decline(stream: &mut Stream) -> Result<(), SessionError> {
-    stream.write_all(b"N").await.map_err(SessionError::Client)?;
-    stream.flush().await.map_err(SessionError::Client)
 }
 
 /// Reads exactly one packet: the bytes after it may belong to another layer.
@@ -145,8 +140,7 @@ async fn send_refusal(client: &mut Stream, error: SessionError) -> SessionError 
         let mut bytes = Vec::new();
         put_fatal(&mut bytes, refusal.code, refusal.message.as_str(), refusal.hint);
         let say = async {
-            let _ = client.write_all(&bytes).await;
-            let _ = client.flush().await;
+            let _ = client.send(&bytes).await;
             let _ = client.shutdown().await;
         };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, say).await;
@@ -165,8 +159,7 @@ async fn pass_cancel(proxy: &Proxy, key: &CancelKey) {
         let mut stream = link::connect(&server, limit).await?;
         let mut packet = Vec::new();
         put_cancel(&mut packet, &theirs);
-        stream.write_all(&packet).await.map_err(SessionError::Server)?;
-        stream.flush().await.map_err(SessionError::Server)?;
+        stream.send(&packet).await.map_err(SessionError::Server)?;
         // The server closes once the signal is sent; the client waits for the proxy as it would for the server.
         let mut nothing = [0];
         let _ = stream.read(&mut nothing).await;

@@ -340,7 +340,7 @@ pub(super) fn tokens(images: &[Image], logical: bool) -> Vec<Token> {
             Image::Truncate(table) => {
                 tokens.push(Token::Table(u32::from(*table)));
                 // Its rows referred to parents, and the images do not show which.
-                tokens.push(Token::Index { table: PARENTS.into(), index: PARENT_KEY });
+                tokens.push(Token::Index(PARENTS.into(), PARENT_KEY));
             }
             Image::Rewrite => tokens.push(Token::Everything),
         }
@@ -349,21 +349,21 @@ pub(super) fn tokens(images: &[Image], logical: bool) -> Vec<Token> {
 }
 
 fn row_token(key: Key) -> Token {
-    Token::Row { table: key.0.into(), key: key.1.into() }
+    Token::Row(key.0.into(), key.1.into())
 }
 
 fn unique_token(value: u8) -> Token {
-    Token::Unique { table: ITEMS.into(), index: UNIQUE_INDEX, value: value.into() }
+    Token::Unique(ITEMS.into(), UNIQUE_INDEX, value.into())
 }
 
 fn parent_token(parent: u8) -> Token {
-    Token::Parent { table: PARENTS.into(), index: PARENT_KEY, value: parent.into() }
+    Token::Parent(PARENTS.into(), PARENT_KEY, parent.into())
 }
 
 fn existence_token(tokens: &mut Vec<Token>, key: Key, row: &Row) {
     tokens.push(row_token(key));
     if key.0 == PARENTS {
-        tokens.push(Token::Unique { table: PARENTS.into(), index: PARENT_KEY, value: key.1.into() });
+        tokens.push(Token::Unique(PARENTS.into(), PARENT_KEY, key.1.into()));
     }
     tokens.extend(row.unique.map(unique_token));
     tokens.extend(row.parent.map(parent_token));
@@ -371,6 +371,6 @@ fn existence_token(tokens: &mut Vec<Token>, key: Key, row: &Row) {
 
 fn forgotten(tokens: &mut Vec<Token>, key: Key, logical: bool) {
     if logical && key.0 == ITEMS {
-        tokens.push(Token::Index { table: ITEMS.into(), index: UNIQUE_INDEX });
+        tokens.push(Token::Index(ITEMS.into(), UNIQUE_INDEX));
     }
 }

@@ -67,7 +67,7 @@ fn what_has_to_wait_for_nothing_goes_out_together() {
         scheduler.begins(running);
         scheduler.record_snapshot(running, Snapshot::at_clock(sts));
         let statement = Some(Statement { running, xid: Xid(number) });
-        let tokens = vec![Token::Row { table: 1, key: 1 }];
+        let tokens = vec![Token::Row(1, 1)];
         let syncset = Syncset { stamp: Stamp(number), tokens, statement, bytes: 1, payload: () };
         scheduler.push_next(syncset).expect("it is taken");
     }
@@ -177,9 +177,9 @@ fn definition_3_holds_for_every_pair() {
                 let (read_sent, read_done) =
                     (times[&TargetEvent::ReadSent(j.stamp)], times[&TargetEvent::ReadDone(j.stamp)]);
                 if saw {
-                    assert!(commit_done < read_sent, "(1-a) seed {seed}: {} before {}", i.stamp, j.stamp);
+                    assert!(commit_done < read_sent, "(1-a) seed {seed}: {} before {}", i.stamp.0, j.stamp.0);
                 } else {
-                    assert!(read_done < commit_sent, "(1-b) seed {seed}: {} before {}", j.stamp, i.stamp);
+                    assert!(read_done < commit_sent, "(1-b) seed {seed}: {} before {}", j.stamp.0, i.stamp.0);
                 }
                 pairs[usize::from(saw)] += 1;
             }

@@ -10,7 +10,7 @@ fn scheduler() -> Scheduler<()> {
 }
 
 fn syncset(stamp: u64, keys: &[u64]) -> Syncset<()> {
-    let tokens = keys.iter().map(|key| Token::Row { table: 1, key: *key }).collect();
+    let tokens = keys.iter().map(|key| Token::Row(1, *key)).collect();
     Syncset { stamp: Stamp(stamp), tokens, statement: None, bytes: 1, payload: () }
 }
 

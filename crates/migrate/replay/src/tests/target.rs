@@ -303,7 +303,7 @@ impl Target<'_> {
             return self.fail(player).map(|()| true);
         }
         if step.has(Part::Commit) {
-            self.database.commit(player).map_err(|fault| format!("commit {stamp} failed: {fault:?}"))?;
+            self.database.commit(player).map_err(|fault| format!("commit {} failed: {fault:?}", stamp.0))?;
             self.open[player] = false;
         }
         self.players[player].front_mut().expect("an operation is under way").executed = true;

@@ -103,9 +103,7 @@ fn every_written_row_is_shown_with_its_tokens() {
     assert_eq!(cluster.sql("shop", "SELECT id, amount FROM item"), "2|6");
     // The parent's own token equals the token of the rows that refer to it.
     let parent = run(&cluster, "DELETE FROM parent WHERE id = 2");
-    let (Token::Unique { value: own, .. }, Token::Parent { value: theirs, .. }) =
-        (parent[0].1.tokens[1], rows[0].1.tokens[2])
-    else {
+    let (Token::Unique(_, _, own), Token::Parent(_, _, theirs)) = (parent[0].1.tokens[1], rows[0].1.tokens[2]) else {
         panic!("{parent:?} {rows:?}")
     };
     assert_eq!(own, theirs);
@@ -135,11 +133,11 @@ fn the_hidden_column_stands_first_if_other_things_bear_the_word_s_name() {
 #[test]
 fn what_is_not_returned_becomes_a_token_of_the_whole_index() {
     let code = writes("UPDATE item SET code = 'b' WHERE id = 1");
-    assert_eq!((code.action, code.tokens), (Action::Update, vec![Token::Index { table: 2, index: 21 }]));
+    assert_eq!((code.action, code.tokens), (Action::Update, vec![Token::Index(2, 21)]));
     let parent = writes("UPDATE item SET (amount, \"Parent\") = (1, 2)");
-    assert_eq!(parent.tokens, [Token::Index { table: 1, index: 11 }]);
+    assert_eq!(parent.tokens, [Token::Index(1, 11)]);
     let upsert = writes("INSERT INTO item VALUES (1) ON CONFLICT (id) DO UPDATE SET code = 'x'");
-    assert_eq!((upsert.action, upsert.tokens), (Action::Upsert, vec![Token::Index { table: 2, index: 21 }]));
+    assert_eq!((upsert.action, upsert.tokens), (Action::Upsert, vec![Token::Index(2, 21)]));
 }
 
 #[test]
@@ -148,7 +146,7 @@ fn barriers_are_told_with_their_tokens() {
         Ok(Effect::Barrier(tokens)) => tokens,
         other => panic!("{text}: {other:?}"),
     };
-    assert_eq!(barrier("TRUNCATE item"), [Token::Table(2), Token::Index { table: 1, index: 11 }]);
+    assert_eq!(barrier("TRUNCATE item"), [Token::Table(2), Token::Index(1, 11)]);
     for ddl in ["CREATE TABLE x (y int)", "ALTER TABLE item ADD z int", "DROP TABLE item"] {
         assert_eq!(barrier(ddl), [Token::Everything], "{ddl}");
     }

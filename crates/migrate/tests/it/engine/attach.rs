@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use stillpoint_migrate_attach::{AttachOptions, DetachOptions, DetachReport, Error, attach, detach};
 use stillpoint_migrate_control::{Client, Reply, Request, Status};
-use stillpoint_migrate_engine::{AttachOptions, DetachOptions, Error, Server, attach, detach};
+use stillpoint_migrate_engine::{Server, running_migrations};
 use stillpoint_testing::{
     child::{ChildGuard, bound_command},
     port::free_port,
@@ -134,8 +135,17 @@ impl Scene {
     }
 
     fn detaching(&self) -> DetachOptions {
-        let (source, config, state) = (self.source(), self.config.clone(), self.dir.path().join("state"));
-        DetachOptions { source, config, state, moved: false, dry_run: false }
+        let (source, config) = (self.source(), self.config.clone());
+        DetachOptions { source, config, moved: false, dry_run: false }
+    }
+
+    /// Directory of the journals.
+    fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    fn detach(&self, options: &DetachOptions) -> Result<DetachReport, Error> {
+        self.runtime.block_on(detach(options, || running_migrations(&self.state(), &options.source)))
     }
 
     /// Connects a client on the server's machine, as another user than the proxy's.
@@ -212,35 +222,35 @@ fn clients_are_led_to_the_proxy_and_back() {
     // From here on connections are counted again.
     assert!(scene.is_led(&scene.local()));
     detach_refuses_while_it_would_harm(&scene);
-    let detached = scene.runtime.block_on(detach(&scene.detaching())).unwrap();
+    let detached = scene.detach(&scene.detaching()).unwrap();
     assert!(!detached.already && detached.led >= 1 && detached.sessions >= 2, "{detached:?}");
     assert!(!scene.is_led(&scene.local()), "new connections go to the server");
     assert_eq!((led.ask("SELECT 3").as_deref(), outside.ask("SELECT 4").as_deref()), (Some("3"), Some("4")));
     drop((led, outside));
     until("the proxy to be left", || scene.status().sessions.is_empty().then_some(()));
-    assert!(scene.runtime.block_on(detach(&scene.detaching())).unwrap().already);
+    assert!(scene.detach(&scene.detaching()).unwrap().already);
     assert_eq!(run("nft", &["list", "tables"]), "", "nothing is left");
 }
 
 fn detach_refuses_while_it_would_harm(scene: &Scene) {
     let options = scene.detaching();
-    let (port, journal) = (scene.cluster.port(), options.state.join("shop.json"));
-    std::fs::create_dir(&options.state).unwrap();
+    let (port, journal) = (scene.cluster.port(), scene.state().join("shop.json"));
+    std::fs::create_dir(scene.state()).unwrap();
     let record = format!(
         r#"{{"v":1,"migration":"ab","database":"shop","tenant":"shop","source":"source 127.0.0.1:{port}/shop","target":"t",
         "phase":"following","made_database":false,"way_back":true,"back_from":0,"fingerprint":"","identities":[]}}"#
     );
     std::fs::write(&journal, record).unwrap();
-    let refused = scene.refusal(scene.runtime.block_on(detach(&options)).map(drop));
+    let refused = scene.refusal(scene.detach(&options).map(drop));
     assert!(refused.contains("a migration of shop is under way"), "{refused}");
     std::fs::remove_file(journal).unwrap();
 
     let routes = scene.dir.path().join("routes.json");
     let was = std::fs::read(&routes).unwrap();
     std::fs::write(&routes, r#"{"shop":{"host":"10.0.0.9","port":5432}}"#).unwrap();
-    let refused = scene.refusal(scene.runtime.block_on(detach(&options)).map(drop));
+    let refused = scene.refusal(scene.detach(&options).map(drop));
     assert!(refused.contains("shop has moved to 10.0.0.9:5432"), "{refused}");
     let moved = DetachOptions { moved: true, dry_run: true, ..options };
-    assert!(!scene.runtime.block_on(detach(&moved)).unwrap().already);
+    assert!(!scene.detach(&moved).unwrap().already);
     std::fs::write(&routes, was).unwrap();
 }

@@ -100,7 +100,7 @@ proptest! {
     fn a_conversation_that_keeps_to_the_protocol_ends_at_a_boundary(
         units in prop::collection::vec((any::<bool>(), 0..3_u8), 1..20),
     ) {
-        let mut conversation = Conversation::new();
+        let mut conversation = Conversation::default();
         for (simple, _) in &units {
             let sent: &[u8] = if *simple { b"Q" } else { b"PBDES" };
             sent.iter().for_each(|tag| conversation.frontend(*tag));

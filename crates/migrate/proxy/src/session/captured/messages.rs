@@ -10,7 +10,7 @@ use std::sync::Arc;
 use stillpoint_migrate_capture::{Control, RewrittenStatement, split};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{self, put, put_cstr};
-use stillpoint_migrate_wire::frontend::{self, put_bind, put_close_statement, put_execute, put_parse, put_sync};
+use stillpoint_migrate_wire::frontend::{self, SYNC, put_bind, put_close_statement, put_execute, put_parse};
 use stillpoint_migrate_wire::hidden_column::put_bind_elsewhere;
 
 impl CapturedSession {
@@ -306,7 +306,7 @@ impl CapturedSession {
         }
         let roll_back = std::mem::take(&mut self.must_roll_back);
         let errors = self.skipping;
-        put_sync(&mut self.to_server);
+        self.to_server.extend(SYNC);
         self.expected.push_back(ExpectedReply::Sync { mute: roll_back });
         self.errors_until_ready = false;
         self.drain(pump).await?;
@@ -385,7 +385,7 @@ impl CapturedSession {
     async fn refresh_before_query(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
         self.protocol = QueryProtocol::Simple;
         let good = self.refresh(pump).await?;
-        put_sync(&mut self.to_server);
+        self.to_server.extend(SYNC);
         self.expected.push_back(ExpectedReply::Sync { mute: good });
         self.drain(pump).await?;
         self.protocol = QueryProtocol::Extended;

@@ -33,12 +33,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_migrate_capture::facts::{self, Facts, SessionContext};
 use stillpoint_migrate_capture::{Catalogue, RewrittenStatement};
-use stillpoint_migrate_postgres::exchange;
+use stillpoint_migrate_postgres::{Stream, exchange};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frontend::{
-    self, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query, put_sync,
+    self, SYNC, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc::UnboundedReceiver;
 use transaction::{Counts, Transaction};
 
@@ -76,15 +76,16 @@ enum ExpectedReply {
 }
 
 /// Protocol that the client sees for the present work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum QueryProtocol {
+    #[default]
     Extended,
     /// The client sent a Query; the proxy executes it by the extended protocol.
     Simple,
 }
 
 /// State of a captured session.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct CapturedSession {
     capture: Arc<Capture>,
     catalogue: Catalogue,
@@ -148,46 +149,13 @@ impl CapturedSession {
     ) -> Result<Result<CapturedSession, String>, SessionError> {
         let mut question = Vec::new();
         put_question(&mut question);
-        put_sync(&mut question);
+        question.extend(SYNC);
         let answers = exchange(&mut pump.server, &question, 1).await?;
         pump.inject(&answers.aside);
         if let Some((code, message)) = answers.error {
             return Ok(Err(format!("cannot query the catalogue: {code}: {message}")));
         }
-        let mut captured = CapturedSession {
-            capture,
-            catalogue: Catalogue::default(),
-            audited: String::new(),
-            defers: false,
-            context: Arc::default(),
-            stale: false,
-            judged: HashMap::new(),
-            statements: HashMap::new(),
-            portals: HashMap::new(),
-            bound: HashMap::new(),
-            twins: HashMap::new(),
-            twins_made: 0,
-            forgotten: Vec::new(),
-            transaction: Transaction::default(),
-            block: false,
-            failed: false,
-            skipping: false,
-            must_roll_back: false,
-            offset: 0,
-            errors_until_ready: false,
-            copying: false,
-            protocol: QueryProtocol::Extended,
-            held: None,
-            hold: false,
-            tag: Vec::new(),
-            own_rows: Vec::new(),
-            expected: VecDeque::new(),
-            from_client: Inbox::default(),
-            from_server: Inbox::default(),
-            kept: Vec::new(),
-            to_client: Vec::new(),
-            to_server: Vec::new(),
-        };
+        let mut captured = CapturedSession { capture, ..CapturedSession::default() };
         if let Some((name, text)) = frontend::parse_text(&pump.tracker.unnamed) {
             let types = pump.tracker.unnamed[name.len() + text.len() + 2..].to_vec();
             captured.statements.insert(Vec::new(), Arc::new(Statement { text: text.to_vec(), types }));
@@ -235,7 +203,7 @@ impl CapturedSession {
     pub(super) async fn end(mut self, pump: &mut Pump) -> Result<(), SessionError> {
         let mut bytes = Vec::new();
         self.twins.values().chain(&self.forgotten).for_each(|twin| put_close_statement(&mut bytes, twin));
-        put_sync(&mut bytes);
+        bytes.extend(SYNC);
         let answers = exchange(&mut pump.server, &bytes, 1).await?;
         pump.return_lanes(&self.from_client.take_rest(), &self.to_client);
         pump.inject(&answers.aside);
@@ -332,23 +300,11 @@ impl CapturedSession {
     }
 
     async fn flush_client(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
-        if !self.to_client.is_empty() {
-            pump.client.write_all(&self.to_client).await.map_err(SessionError::Client)?;
-            pump.client.flush().await.map_err(SessionError::Client)?;
-            self.to_client.clear();
-            self.to_client.shrink_to(SMALL_MESSAGE_BYTES);
-        }
-        Ok(())
+        send_all(&mut pump.client, &mut self.to_client).await.map_err(SessionError::Client)
     }
 
     async fn flush_server(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
-        if !self.to_server.is_empty() {
-            pump.server.write_all(&self.to_server).await.map_err(SessionError::Server)?;
-            pump.server.flush().await.map_err(SessionError::Server)?;
-            self.to_server.clear();
-            self.to_server.shrink_to(SMALL_MESSAGE_BYTES);
-        }
-        Ok(())
+        send_all(&mut pump.server, &mut self.to_server).await.map_err(SessionError::Server)
     }
 
     /// Waits until the server owes nothing.
@@ -567,6 +523,16 @@ impl CapturedSession {
         self.transaction_over();
         Ok(())
     }
+}
+
+/// Sends the bytes that wait, and keeps little memory for the next ones.
+async fn send_all(stream: &mut Stream, waiting: &mut Vec<u8>) -> std::io::Result<()> {
+    if !waiting.is_empty() {
+        stream.send(waiting).await?;
+        waiting.clear();
+        waiting.shrink_to(SMALL_MESSAGE_BYTES);
+    }
+    Ok(())
 }
 
 /// Name and value of a setting that changes the text of values for a reader, if there is one.

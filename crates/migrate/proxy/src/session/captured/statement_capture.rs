@@ -9,7 +9,7 @@ use super::{CapturedSession, ExpectedReply, QueryProtocol};
 use crate::error::SessionError;
 use crate::session::pump::Pump;
 use stillpoint_migrate_capture::{Control, check_repeatable, only_reads};
-use stillpoint_migrate_wire::frontend::put_sync;
+use stillpoint_migrate_wire::frontend::SYNC;
 
 /// Asks for a transaction's snapshot, and if the transaction sees it to its end.
 const SNAPSHOT_QUERY: &str = "SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text, \
@@ -84,7 +84,7 @@ impl CapturedSession {
         }
         self.protocol = QueryProtocol::Simple;
         let good = self.report_snapshot(pump, text, judged).await?;
-        put_sync(&mut self.to_server);
+        self.to_server.extend(SYNC);
         self.expected.push_back(ExpectedReply::Sync { mute: good });
         self.drain(pump).await?;
         self.protocol = QueryProtocol::Extended;

@@ -4,6 +4,7 @@ use crate::capture::{Capture, Change, MemoryShare, Running, StatementList, Trans
 use std::sync::Arc;
 use stillpoint_migrate_capture::facts::SessionContext;
 use stillpoint_migrate_capture::{Action, Control, Refusal, RewrittenStatement};
+use stillpoint_migrate_control::rows::Operation;
 
 /// Rows of a transaction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -49,8 +50,8 @@ pub(super) struct Transaction {
     pub(super) running: Option<Running>,
     /// The transaction sees one snapshot from its first operation to its end.
     pub(super) one_snapshot: bool,
-    /// Statements of its client, each with true if it writes; where statements are captured.
-    operations: Vec<(bool, String)>,
+    /// Statements of its client, where statements are captured.
+    operations: Vec<Operation>,
     held: MemoryShare,
 }
 
@@ -152,7 +153,7 @@ impl Transaction {
     /// Records a statement, which is sent next.
     pub(super) fn record_statement(&mut self, writes: bool, text: &str) {
         self.written.bytes += text.len() + 64;
-        self.operations.push((writes, text.to_owned()));
+        self.operations.push(Operation { writes, text: text.to_owned() });
     }
 
     /// Returns true if a follower of statements needs the transaction.

@@ -4,7 +4,8 @@
 use super::{Proxy, runtime};
 use std::collections::HashMap;
 use std::process::Stdio;
-use stillpoint_migrate_control::rows::{Row, RowChange, Syncset as Rows, TableShape};
+use stillpoint_migrate_capture::Action;
+use stillpoint_migrate_control::rows::{Row, Syncset as Rows, TableShape};
 use stillpoint_migrate_control::{Client, Reply, Request};
 use stillpoint_migrate_replay::{Limits, Mode, Player, Scheduler, Stamp, Syncset, Token};
 use stillpoint_testing::postgresql::Cluster;
@@ -197,9 +198,9 @@ fn statement(row: &Row, shape: &TableShape) -> String {
         format!("INSERT INTO {table} ({}) OVERRIDING SYSTEM VALUE VALUES ({})", columns.join(", "), values.join(", "));
     let key: Vec<&str> = shape.key.iter().map(|at| columns[*at].as_str()).collect();
     match row.did {
-        RowChange::Insert => insert,
-        RowChange::Upsert => format!("{insert} ON CONFLICT ({}) DO UPDATE SET {sets}", key.join(", ")),
-        RowChange::Update => format!("UPDATE {table} SET {sets} WHERE {place}"),
-        RowChange::Delete => format!("DELETE FROM {table} WHERE {place}"),
+        Action::Insert => insert,
+        Action::Upsert => format!("{insert} ON CONFLICT ({}) DO UPDATE SET {sets}", key.join(", ")),
+        Action::Update => format!("UPDATE {table} SET {sets} WHERE {place}"),
+        Action::Delete => format!("DELETE FROM {table} WHERE {place}"),
     }
 }
