@@ -50,11 +50,11 @@ pub enum Error {
         /// Build-id of the patch.
         wanted: BuildId,
         /// File name in the patch.
-        file: String,
+        file: Box<str>,
         /// The process.
         pid: Pid,
         /// File that is mapped under that name instead.
-        hint: String,
+        hint: Box<str>,
         /// Path of that file as the process sees it, if it is a library.
         library: Option<Box<str>>,
     },
@@ -536,7 +536,7 @@ mod tests {
             let hint = Error::from(error).hint().unwrap_or_default();
             assert!(hint.contains(step), "{step}: {hint}");
         }
-        let (patch, file, hint) = ("fix".to_owned(), "redis-server".to_owned(), String::new());
+        let (patch, file, hint) = ("fix".to_owned(), "redis-server".into(), "".into());
         let mut other = Error::NoModule { patch, wanted: BuildId(vec![1]), file, pid, hint, library: None };
         assert!(other.hint().is_some_and(|hint| hint.contains("patch build --target /proc/7/exe ")));
         if let Error::NoModule { library, .. } = &mut other {

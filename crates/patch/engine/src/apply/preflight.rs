@@ -127,9 +127,9 @@ fn find_module(process: &Process, modules: &[Module], view: &View, patch: &Patch
     Err(Error::NoModule {
         patch: patch.name.clone(),
         wanted: target.build_id.clone(),
-        file: target.file_name.clone(),
+        file: target.file_name.as_str().into(),
         pid: process.pid(),
-        hint,
+        hint: hint.into(),
         library: same_name.filter(|module| !module.executable).map(|module| module.path.as_str().into()),
     })
 }
