@@ -8,7 +8,7 @@ use crate::clients::{Clients, SpeedController};
 use crate::copy::{CopiedAmount, View, copy};
 use crate::definitions::{self, DeferredDefinitions, Dump, major};
 use crate::estimate::Estimate;
-use crate::following::{FollowState, catch_up};
+use crate::follow_state::{FollowState, catch_up};
 use crate::journal::{self, CopyProgress, Phase, SharedJournal};
 use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};

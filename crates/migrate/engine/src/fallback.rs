@@ -1,7 +1,7 @@
 //! After the switch: roll back to the source, or make the switch final.
 
 use crate::catalogs::{self, Definitions};
-use crate::following::{FollowState, catch_up, compare_between};
+use crate::follow_state::{FollowState, catch_up, compare_between};
 use crate::journal::{Journal, Phase, Record, SharedJournal};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock, Witness};

@@ -74,7 +74,7 @@ mod definitions;
 mod estimate;
 mod fallback;
 mod fence;
-mod following;
+mod follow_state;
 mod guardian;
 mod journal;
 mod multi_target;

@@ -24,7 +24,7 @@
 
 use crate::clients::Clients;
 use crate::create::{CreatedTarget, create, create_foreign_keys};
-use crate::following::{FollowState, compare_between, follow};
+use crate::follow_state::{FollowState, compare_between, follow};
 use crate::journal::{Capture, SharedJournal};
 use crate::options::Options;
 use crate::owner::Witness;

@@ -15,7 +15,7 @@
 
 use crate::catalogs::{self, CatalogState};
 use crate::fence::Grant;
-use crate::following::{FollowState, catch_up};
+use crate::follow_state::{FollowState, catch_up};
 use crate::journal::{Phase, Record, SharedJournal};
 use crate::options::Options;
 use crate::owner::Witness;

@@ -66,9 +66,9 @@ impl Stack {
         let changes = |below: &Patch, at| {
             below.functions.iter().any(|f| f.old.start == at) || below.constants.iter().any(|c| c.old.start == at)
         };
-        below.filter(|below| !patch.contains(&below.source.diffs)).find_map(|below| {
-            objects(patch).find(|(at, _)| changes(below, *at)).map(|(_, name)| (below, name))
-        })
+        below
+            .filter(|below| !patch.contains(&below.source.diffs))
+            .find_map(|below| objects(patch).find(|(at, _)| changes(below, *at)).map(|(_, name)| (below, name)))
     }
 
     /// Returns true if a patch of this name is active.
@@ -194,7 +194,8 @@ mod tests {
             Patch { functions: vec![function], ..patch(name, 1, based_on) }
         };
         let stack = Stack::of([changing("a", 64, &[])]);
-        let undone = |patch: &Patch| stack.undone_by(patch).map(|(below, object)| (below.name.clone(), object.to_owned()));
+        let undone =
+            |patch: &Patch| stack.undone_by(patch).map(|(below, object)| (below.name.clone(), object.to_owned()));
         assert_eq!(undone(&changing("bb", 64, &[])), Some(("a".into(), "parse".into())));
         assert_eq!(undone(&changing("bb", 128, &[])), None);
         assert_eq!(undone(&changing("bb", 64, &["a"])), None);

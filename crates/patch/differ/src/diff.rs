@@ -16,7 +16,7 @@ use stillpoint_patch_format::{
 ///
 /// # Errors
 /// All reasons why the patch is impossible.
-pub fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
+pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     let units = Unit::read_all(target, inputs)?;
     let mut refusals: Vec<Refusal> = Vec::new();
     let mut constants: Vec<Vec<usize>> = vec![Vec::new(); units.len()];

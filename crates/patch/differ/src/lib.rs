@@ -86,11 +86,18 @@ mod unwind_records;
 
 use std::collections::BTreeMap;
 
-pub use diff::diff;
 pub use error::Refusal;
 pub use library::exports;
 pub use options::{HookNames, Options, Outcome, Placed, Placement, UnitInput};
 pub use target::TargetElf;
+
+/// Compares the units before and after, and makes the patch that changes `target` from one to the other.
+///
+/// # Errors
+/// All reasons why the patch is impossible.
+pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
+    diff::diff(target, units, options)
+}
 
 /// Finds one unit, compiled exactly as shipped, in the target.
 ///

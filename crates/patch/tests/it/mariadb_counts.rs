@@ -2,7 +2,7 @@
 //! connection policies. Counts the operations; `make soak` keeps the counts, `experiments/mariadb-counts` adds them up.
 
 use std::fmt::Display;
-use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
+use stillpoint_patch_tests::mariadb::annotation::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::client::Client;
 use stillpoint_patch_tests::mariadb::client_loop::ClientLoop;
 use stillpoint_patch_tests::mariadb::effect::{half, in_mode, is_half, there_and_back};

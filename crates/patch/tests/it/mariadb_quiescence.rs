@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 use stillpoint_integrations::Integration;
 use stillpoint_patch_tests::cli::Run;
-use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
+use stillpoint_patch_tests::mariadb::annotation::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::client::{Answer, Client};
 use stillpoint_patch_tests::mariadb::client_loop::ClientLoop;
 use stillpoint_patch_tests::mariadb::effect::{half, in_mode, is_half, nothing, there_and_back};

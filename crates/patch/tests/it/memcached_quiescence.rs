@@ -9,11 +9,11 @@ use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::server::Memcached;
 use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
-use stillpoint_patch_tests::{annotated, skip, wait};
+use stillpoint_patch_tests::{annotation, skip, wait};
 
 fn memcached() -> &'static Result<(Binary, PathBuf), stillpoint_patch_tests::Unavailable> {
     static BUILT: OnceLock<Result<(Binary, PathBuf), stillpoint_patch_tests::Unavailable>> = OnceLock::new();
-    BUILT.get_or_init(annotated::memcached)
+    BUILT.get_or_init(annotation::memcached)
 }
 
 fn rounds(short: u32) -> u32 {
@@ -114,7 +114,7 @@ fn memcached_changes_over_in_every_mode() {
     let mut part: Vec<String> = all.map(str::to_owned).into();
     part.extend(["listener", "mc-worker", "mc-worker", "mc-worker"].map(str::to_owned));
     part.sort_unstable();
-    wait::until("all threads to take part", || (annotated::taking_part(pid) == part).then_some(()));
+    wait::until("all threads to take part", || (annotation::taking_part(pid) == part).then_some(()));
     let load = MonitoredLoad::memcached(port);
     let mut watcher = Client::connect(port);
     assert_eq!(watcher.ask("watch evictions"), "OK");

@@ -184,7 +184,7 @@ fn a_stripped_program_with_the_library_inside_has_its_points() {
 #[test]
 fn a_library_that_comes_late_writes_the_word_that_was_chosen_before() {
     let (include, _) = flags();
-    let program = Program::build_as("late", Kind::Pie, &[&include], &[]);
+    let program = Program::build_as("late_library", Kind::Pie, &[&include], &[]);
     let patch = program.patch(2);
     let library = libstillpoint().join("libstillpoint.so.1");
     let mut victim = program.start(&[library.to_str().expect("a path in UTF-8")]);

@@ -8,7 +8,7 @@ use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{ChildGuard, Redis, bound_command};
 use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
-use stillpoint_patch_tests::{annotated, effects, packages, skip, wait};
+use stillpoint_patch_tests::{annotation, effects, packages, skip, wait};
 
 /// Fixes in the code of commands, of replies (which I/O threads send) and of access control.
 const DIFFS: [&str; 3] = ["Apply-security-fixes-for-CVEs-1113", "Limiting-output-buffer", "CVE-2025-67733"];
@@ -129,7 +129,7 @@ fn io_threads_change_over_in_every_mode() {
     };
     let mut redis = Redis::start(&series.binary, &["--io-threads", "3", "--io-threads-do-reads", "yes"]);
     let part = ["bio_aof_fsync", "bio_close_file", "bio_lazy_free", "io_thd_1", "io_thd_2", "main"];
-    wait::until("all threads to take part", || (annotated::taking_part(redis.pid()) == part).then_some(()));
+    wait::until("all threads to take part", || (annotation::taking_part(redis.pid()) == part).then_some(()));
     let load = MonitoredLoad::redis(redis.port());
     let mut client = redis.client();
     for busy_too in [true, false] {

@@ -19,7 +19,7 @@
 //! assert_eq!(redis.client().command(&["PING"]).unwrap().text(), "PONG");
 //! ```
 
-pub mod annotated;
+pub mod annotation;
 pub mod checkpointed_server;
 pub mod cli;
 pub mod control_group;

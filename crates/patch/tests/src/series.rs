@@ -2,7 +2,7 @@
 //! line only.
 
 use crate::Unavailable;
-use crate::annotated;
+use crate::annotation;
 use crate::cli::Stillpoint;
 use crate::packages::{self, Binary};
 use serde_json::Value;
@@ -82,8 +82,8 @@ impl Series {
     pub fn annotated(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let (version, mut libraries) = redis_with_source()?;
         let names = ["redis", &version, "redis-server", "redis-annotated"];
-        libraries.libraries.insert(0, annotated::libstillpoint()?.to_owned());
-        Series::of(names, &libraries, only, annotated::options("redis")?, tell)
+        libraries.libraries.insert(0, annotation::libstillpoint()?.to_owned());
+        Series::of(names, &libraries, only, annotation::options("redis")?, tell)
     }
 
     /// Builds, as [`Series::build`] does, memcached and a patch from each of its fixes.

@@ -7,7 +7,7 @@
 //!    └───────────────────────┴────────────────────┴────────────────────┘
 //! ```
 
-mod captured;
+mod capture;
 mod counterpart;
 mod login;
 mod place;
@@ -25,7 +25,7 @@ use crate::link;
 use crate::proxy::Proxy;
 use crate::target::Target;
 use crate::tenant::Tenant;
-use captured::CapturedSession;
+use capture::CapturedSession;
 use counterpart::{Counterpart, TargetLogin};
 use pump::{Admission, Event, Pump};
 use session_state::SessionState;

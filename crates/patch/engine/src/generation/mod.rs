@@ -21,7 +21,7 @@
 //! of its parent. The same command continues when they have left; the opposite command moves all back.
 
 mod kernel;
-mod killed;
+mod killed_tool;
 mod migration;
 mod points;
 mod rest;
@@ -38,8 +38,8 @@ use crate::target::Target;
 use crate::{Error, Quiescence, event_pump, lookup_redirect, suspended_frames};
 pub use kernel::Generation;
 pub(crate) use kernel::{generations, in_base};
-use killed::{finish_killed, undo_commit_record};
-pub(crate) use killed::{prepare, refuse, undo_decision};
+use killed_tool::{finish_killed, undo_commit_record};
+pub(crate) use killed_tool::{prepare, refuse, undo_decision};
 use migration::Migration;
 use points::PointMigration;
 pub(crate) use rest::{RestRequest, RestResult, continue_resting};

@@ -1,8 +1,8 @@
 //! Tests of tracing on small programs in C.
 
 mod freeze;
-mod killed;
-mod refused;
+mod killed_tool;
+mod refusals;
 mod remote;
 mod stop;
 mod storm;

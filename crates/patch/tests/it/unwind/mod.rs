@@ -1,3 +1,3 @@
 //! Tests of call-frame information.
 
-mod made;
+mod handmade;

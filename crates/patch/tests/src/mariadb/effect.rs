@@ -1,6 +1,6 @@
 //! Patches with an effect that every client can see, for the server with quiescence points.
 
-use super::annotated::Annotated;
+use super::annotation::Annotated;
 use super::client::Client;
 use super::{MariaDb, change};
 use crate::cli::{Run, Stillpoint};

@@ -1,6 +1,6 @@
 //! Debian's mariadbd, unpacked and never installed, with its own data, and changes of ours to its source.
 
-pub mod annotated;
+pub mod annotation;
 pub mod change;
 pub mod client;
 pub mod client_loop;

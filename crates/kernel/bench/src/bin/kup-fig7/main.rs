@@ -182,7 +182,7 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
             memory_mib: region + (mib + 1792).max(EXTRA_MEMORY_MIB),
             append: &format!("memmap={region}M!4G"),
             disk_mib: region * 2,
-            programs: &[&worker, &source.join("once.sh")],
+            programs: &[&worker, &source.join("run.sh")],
         },
     );
     // criu detects the features of the kernel once in a boot
@@ -194,7 +194,7 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
 
 fn measure_method(machine: &mut Machine, method: &str, load: Load) -> Value {
     let Load { mib, count } = load;
-    machine.succeed(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'once.sh {method} {mib} {DIRTY_MIB_PER_S} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
+    machine.succeed(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'run.sh {method} {mib} {DIRTY_MIB_PER_S} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
     let end = Instant::now() + METHOD_TIMEOUT;
     // seldom, as each test takes the machine's time
     while machine.try_run("test -s /run/once.end").is_none_or(|output| output.code != 0) {

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use stillpoint_migrate_capture::Action;
 use stillpoint_migrate_control::rows::{Row, Syncset as Rows, TableShape};
 use stillpoint_migrate_control::{Client, Reply, Request};
-use stillpoint_migrate_replay::{Limits, Mode, Player, Scheduler, Stamp, Syncset, Token};
+use stillpoint_migrate_replay::{Limits, Mode, Player, Scheduler, Stamp, Syncset};
 use stillpoint_testing::postgresql::Cluster;
 use tokio::sync::mpsc;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
@@ -168,7 +168,7 @@ fn syncset(rows: &Rows, tables: &HashMap<u32, TableShape>) -> Syncset<(String, u
     let texts: Vec<String> = rows.rows.iter().map(|row| statement(row, &tables[&row.table])).collect();
     Syncset {
         stamp: Stamp(rows.stamp),
-        tokens: rows.tokens.iter().map(|touched| Token::from(*touched)).collect(),
+        tokens: rows.tokens.to_vec(),
         statement: None,
         bytes: 1,
         payload: (format!("BEGIN; SET CONSTRAINTS ALL DEFERRED; {}; COMMIT", texts.join("; ")), texts.len()),

@@ -26,7 +26,7 @@ use stillpoint_patch_tests::load::Clients;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Memcached, Redis};
 use stillpoint_patch_tests::victim::Program;
-use stillpoint_patch_tests::{annotated, cli, packages, workspace_root};
+use stillpoint_patch_tests::{annotation, cli, packages, workspace_root};
 
 /// Number and size of the measurements.
 struct Amount {
@@ -231,7 +231,7 @@ fn with_and_without_points(wish: &SectionRequest, series: &Series, add: &mut Add
         let (plain, patched) = (overhead::files(series), overhead::files(&points));
         let redis =
             overhead::variants((&series.binary, plain.as_slice()), (&points.binary, patched.as_slice()), Some(&fixed));
-        let (binary, patch) = annotated::memcached()?;
+        let (binary, patch) = annotation::memcached()?;
         let memcached = overhead::variants((&other.binary, &[][..]), (&binary, std::slice::from_ref(&patch)), None);
         let rounds = wish.amount.runs.min(5);
         add(overhead::overhead(&redis, &memcached, rounds, wish.amount.seconds.min(4)))?;
@@ -250,7 +250,7 @@ fn with_points(wish: &SectionRequest, add: &mut Add) -> Result<(), String> {
     if !["patches", "operations", "tail"].into_iter().any(|name| wish.has(name)) {
         return Ok(());
     }
-    let (binary, patch) = annotated::memcached()?;
+    let (binary, patch) = annotation::memcached()?;
     if wish.has("patches") || wish.has("operations") {
         let mut applied = modes::redis(&series, amount.runs);
         let redis = RestartTimes::redis(&series.binary, amount.runs);

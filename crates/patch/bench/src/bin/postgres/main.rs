@@ -6,16 +6,16 @@
 //! patches, and an interrupted run continues with the results so far. All print a table; `experiments/postgres.sh`
 //! keeps it.
 
+mod changes;
 mod effects;
 mod fixes;
-mod own;
 
 use std::process::ExitCode;
 use stillpoint_patch_tests::cli::Run;
 
 fn main() -> ExitCode {
     let outcome = match std::env::args().nth(1).as_deref() {
-        Some("changes") => own::run(),
+        Some("changes") => changes::run(),
         Some("fixes") => fixes::run(false),
         Some("build-fixes") => fixes::run(true),
         _ => Err("which: changes, fixes or build-fixes".to_owned()),

@@ -11,7 +11,7 @@ use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::Sample;
 use stillpoint_patch_bench::operation::Spread;
 use stillpoint_patch_tests::mariadb::Policy;
-use stillpoint_patch_tests::mariadb::annotated::Annotated;
+use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::{half, nothing, of_change};
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_testing::figure::{Axis, Curve, Figure};

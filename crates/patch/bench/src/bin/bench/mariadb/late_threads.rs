@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_patch_bench::operation::{Spread, StopsUs};
-use stillpoint_patch_tests::mariadb::annotated::Annotated;
+use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::client::Client;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};

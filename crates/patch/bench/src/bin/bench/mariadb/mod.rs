@@ -18,7 +18,7 @@ use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
 use stillpoint_patch_bench::operation::Operation;
 use stillpoint_patch_tests::cli::Stillpoint;
-use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
+use stillpoint_patch_tests::mariadb::annotation::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
 use stillpoint_patch_tests::patch_calls;

@@ -15,7 +15,7 @@ use stillpoint_patch_bench::machine::machine;
 use stillpoint_patch_bench::operation::{Operation, PendingOperation, Spread, StopsUs, Why};
 use stillpoint_patch_bench::stalls::{Stall, Watch};
 use stillpoint_patch_tests::mariadb::Policy;
-use stillpoint_patch_tests::mariadb::annotated::Annotated;
+use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::client::Client;
 use stillpoint_patch_tests::mariadb::effect::nothing;
 use stillpoint_patch_tests::mariadb::load::{Latencies, Sysbench, SysbenchCounts};

@@ -6,7 +6,7 @@ use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
-use stillpoint_patch_tests::mariadb::annotated::Annotated;
+use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};

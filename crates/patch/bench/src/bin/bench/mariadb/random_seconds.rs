@@ -11,7 +11,7 @@ use stillpoint_measure::clock::now_ns;
 use stillpoint_patch_bench::operation::PendingOperation;
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::mariadb::Policy;
-use stillpoint_patch_tests::mariadb::annotated::Annotated;
+use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::client::Client;
 use stillpoint_patch_tests::mariadb::effect::nothing;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};

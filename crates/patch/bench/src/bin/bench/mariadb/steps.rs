@@ -4,7 +4,7 @@ use super::{Amount, MODES, apply, revert, start};
 use crate::modes::{AppliedPatch, RestartTimes, extremes};
 use crate::results::Section;
 use stillpoint_patch_tests::mariadb::Policy;
-use stillpoint_patch_tests::mariadb::annotated::Annotated;
+use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
 use stillpoint_patch_bench::operation::Spread;
-use stillpoint_patch_tests::mariadb::annotated::Annotated;
+use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};
 use stillpoint_patch_tests::mariadb::{MariaDb, Policy};

@@ -11,7 +11,7 @@ use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
 use stillpoint_patch_bench::operation::Spread;
 use stillpoint_patch_tests::mariadb::Policy;
-use stillpoint_patch_tests::mariadb::annotated::Annotated;
+use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::{edits_of_half_and, half, of_change};
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::packages::Binary;

@@ -1,6 +1,6 @@
 /* Gets libstillpoint by dlopen, when it is told to: until then nobody knows of any points.
  *
- *   late CONTROL PATH-OF-LIBRARY
+ *   late_library CONTROL PATH-OF-LIBRARY
  *
  * On command it loads the library and its threads register; a child that is forked then lives by itself.
  */

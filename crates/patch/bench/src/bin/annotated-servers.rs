@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 use stillpoint_patch_tests::series::Series;
-use stillpoint_patch_tests::{Unavailable, annotated};
+use stillpoint_patch_tests::{Unavailable, annotation};
 
 fn main() -> ExitCode {
     match run() {
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Unavailable> {
     let series = Series::annotated(&[], &mut |text| println!("{text}"))?;
     println!("redis {}: {} patches, {} refused", series.version, series.patches.len(), series.refused.len());
-    let (_, patch) = annotated::memcached()?;
+    let (_, patch) = annotation::memcached()?;
     println!("memcached: {}", patch.display());
     Ok(())
 }

@@ -55,7 +55,7 @@ fn killed_everywhere(carrier: usize) {
         ("TARGET_HOOK", target.ready["hook"].to_string()),
     ];
     for n in 1.. {
-        let outcome = step::run_killed("tracee::killed::scenario", &environment, n);
+        let outcome = step::run_killed("tracee::killed_tool::scenario", &environment, n);
         expect_untouched(&mut target, &process);
         if matches!(outcome, Outcome::Completed) {
             // Only between the request to stop and the repair: killed before waitpid (repeated when its timer expires,

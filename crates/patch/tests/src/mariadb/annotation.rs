@@ -6,7 +6,7 @@
 
 use super::{PackagedServer, packaged};
 use crate::Unavailable;
-use crate::annotated::libstillpoint;
+use crate::annotation::libstillpoint;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::Binary;
 use crate::server::bound_command;
