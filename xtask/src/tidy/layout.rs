@@ -29,15 +29,16 @@ pub(super) fn one_home_for_each_kind(tree: &Tree) -> Vec<Finding> {
     files.filter_map(|file| Some(Finding::new(&file.path, 0, misplaced(file)?))).collect()
 }
 
-/// Returns import cycles of more than [`CYCLE_MAX`] files, each with its crate and its files.
-pub(super) fn large_cycles(tree: &Tree) -> Vec<(String, Vec<String>)> {
-    let mut all = Vec::new();
+/// Finds import cycles of more than [`CYCLE_MAX`] files.
+pub(super) fn no_large_cycle(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
     for package in &tree.packages {
-        let sources = Sources::read(tree, &package.dir);
-        let cycles = sources.cycles().into_iter().filter(|cycle| cycle.len() > CYCLE_MAX);
-        all.extend(cycles.map(|cycle| (package.name.clone(), cycle)));
+        for cycle in Sources::read(tree, &package.dir).cycles().iter().filter(|cycle| cycle.len() > CYCLE_MAX) {
+            let text = format!("{} files import each other: {}", cycle.len(), cycle.join(", "));
+            findings.push(Finding::new(&package.dir, 0, text));
+        }
     }
-    all
+    findings
 }
 
 /// Path of a module as names; empty for the root.
@@ -240,7 +241,7 @@ mod tests {
         ];
         let tree = tree(&files);
         assert_eq!(Sources::read(&tree, "crates/a").cycles(), [["one", "three", "two"]]);
-        assert!(large_cycles(&tree).is_empty());
+        assert_eq!(no_large_cycle(&tree), []);
     }
 
     #[test]

@@ -48,6 +48,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         layers::directions,
         layers::manifests,
         layout::one_home_for_each_kind,
+        layout::no_large_cycle,
         helpers::written_once,
         purity::pure_crates,
         purity::unsafe_only_at_the_edge,
@@ -75,9 +76,6 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let tree = Tree::load(root)?;
     for note in text::long_files(&tree) {
         println!("note: {note}");
-    }
-    for (package, files) in layout::large_cycles(&tree) {
-        println!("note: {package}: {} files import each other: {}", files.len(), files.join(", "));
     }
     let findings = findings(&tree);
     for finding in &findings {
