@@ -1,4 +1,4 @@
-//! What commands that move clients do in the same way about a failure.
+//! Retries after a failure, the same for each command that moves clients.
 
 use crate::options::Failure;
 use crate::{Error, Server, values};
