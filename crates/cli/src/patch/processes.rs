@@ -254,8 +254,9 @@ impl Files {
 }
 
 /// Converts the reason why a patch file is not used.
-pub(super) fn unusable_file(error: anyhow::Error) -> Failure {
+pub(super) fn unusable_file(error: impl Into<anyhow::Error>) -> Failure {
     use stillpoint_patch_format::Error as Format;
+    let error = error.into();
     let hint = error.chain().find_map(|cause| match (cause.downcast_ref(), cause.downcast_ref()) {
         (Some(Format::Magic), _) => Some("a file that `stillpoint patch build` wrote: it makes patches from diffs"),
         (Some(Format::Version(_)), _) => Some("stillpoint patch build, by the version of stillpoint that is used here"),
