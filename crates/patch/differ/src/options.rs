@@ -97,6 +97,4 @@ pub struct Placed {
     pub how: ResolvedBy,
     /// Size in bytes, from the object; 0 for names that the unit does not define.
     pub size: u64,
-    /// True if the name is local to the unit.
-    pub is_static: bool,
 }

@@ -218,7 +218,7 @@ impl<'a> ShippedUnit<'a> {
                 None => ResolvedBy::ReverseRelocation,
             };
             let size = if defined { symbol.size } else { 0 };
-            symbols.insert(symbol.name.to_owned(), Placed { value, how, size, is_static: symbol.local });
+            symbols.insert(symbol.name.to_owned(), Placed { value, how, size });
         }
         Placement { symbols, functions_placed, functions_total, unplaced }
     }

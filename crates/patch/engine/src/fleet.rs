@@ -6,32 +6,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::kernel_files;
 use stillpoint_host::systemd::{ControlGroup, ServiceName};
-use stillpoint_patch_tracee::Pid;
+use stillpoint_patch_tracee::{Pid, Stat};
 
 fn all_pids() -> Vec<i32> {
     kernel_files::names("/proc").iter().filter_map(|name| name.to_str()?.parse().ok()).collect()
 }
 
-/// Returns a field of `/proc/PID/stat`, counted from the one after the name.
-fn stat_field<T: std::str::FromStr>(pid: i32, index: usize) -> Option<T> {
-    let stat = kernel_files::text(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(index)?.parse().ok()
-}
-
-/// Returns the start time of a process in ticks; a parent always starts before its children.
-fn started(pid: i32) -> Option<u64> {
-    stat_field(pid, 19)
-}
-
 /// Returns the parent of a process that still runs.
 pub fn parent(pid: Pid) -> Option<Pid> {
-    stat_field(pid.0, 1).map(Pid)
+    Some(Stat::of(pid)?.parent)
 }
 
 fn parents_first(pids: impl IntoIterator<Item = i32>) -> Vec<Pid> {
-    let mut list: Vec<(u64, i32)> = pids.into_iter().filter_map(|pid| Some((started(pid)?, pid))).collect();
+    let mut list: Vec<_> =
+        pids.into_iter().filter_map(|pid| Some((Stat::of(Pid(pid))?.start_time, Pid(pid)))).collect();
     list.sort_unstable();
-    list.into_iter().map(|(_, pid)| Pid(pid)).collect()
+    list.into_iter().map(|(_, pid)| pid).collect()
 }
 
 /// Returns all processes of the executable at `path`, parents before children. A process whose file was deleted or replaced under that name
@@ -98,7 +88,7 @@ pub fn patched_processes() -> PatchedProcesses {
             Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { pid, hint })) => {
                 processes.uninspected.push((pid, hint));
             }
-            Err(error) if !proves_unpatched(&error) && started(pid.0).is_some() => processes.unknown.push((pid, error)),
+            Err(error) if !proves_unpatched(&error) && Stat::of(pid).is_some() => processes.unknown.push((pid, error)),
             Ok(None) | Err(_) => {}
         }
     }

@@ -94,6 +94,6 @@ pub use process::Process;
 pub use registers::Registers;
 pub use remote::Remote;
 pub use session::{Session, Stop, StopRequest, attach};
-pub use status::{Status, ThreadActivity, ThreadInfo};
+pub use status::{Stat, Status, ThreadActivity, ThreadInfo};
 pub use stopped_thread::{Stopped, StoppedThread};
 pub use sys::now_ns;

@@ -1,6 +1,7 @@
 //! Information in `/proc` about a thread, without stopping it.
 
 use crate::{Pid, Tid};
+use stillpoint_host::kernel_files;
 
 /// `PF_IO_WORKER`: the thread serves io_uring.
 const PF_IO_WORKER: u64 = 0x10;
@@ -66,27 +67,36 @@ pub(crate) struct Threads {
 
 /// Fields of a `stat` file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stat {
+pub struct Stat {
     pub(crate) state: char,
+    /// Parent of the process.
+    pub parent: Pid,
     pub(crate) flags: u64,
     pub(crate) cpu_ticks: u64,
     /// Threads of the process, including kernel workers and threads that have ended and were not waited for.
     pub(crate) threads: u64,
-    pub(crate) start_time: u64,
+    /// Start time in ticks; a parent always starts before its children.
+    pub start_time: u64,
 }
 
 impl Stat {
+    /// Reads the file of a process; `None` if it has ended.
+    pub fn of(pid: Pid) -> Option<Stat> {
+        Stat::parse(&kernel_files::text(format!("/proc/{pid}/stat")).ok()?)
+    }
+
     pub(crate) fn parse(text: &str) -> Option<Stat> {
         // The name may contain any character, including spaces and parentheses; it ends at the last one.
         let rest = &text[text.rfind(')')? + 1..];
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
-        let flags = fields.nth(5)?.parse().ok()?;
+        let parent = Pid(fields.next()?.parse().ok()?);
+        let flags = fields.nth(4)?.parse().ok()?;
         let user: u64 = fields.nth(4)?.parse().ok()?;
         let system: u64 = fields.next()?.parse().ok()?;
         let threads = fields.nth(4)?.parse().ok()?;
         let start_time = fields.nth(1)?.parse().ok()?;
-        Some(Stat { state, flags, cpu_ticks: user.saturating_add(system), threads, start_time })
+        Some(Stat { state, parent, flags, cpu_ticks: user.saturating_add(system), threads, start_time })
     }
 
     pub(crate) fn kernel_thread(&self) -> bool {
@@ -117,14 +127,8 @@ pub struct Status {
     pub threads: u32,
     /// Blocked signals, bit `n - 1` for signal `n`.
     pub blocked: u64,
-    /// Ignored signals, as in `blocked`.
-    pub ignored: u64,
-    /// Caught signals, as in `blocked`.
-    pub caught: u64,
     /// Signals pending for the thread, as in `blocked`.
     pub pending: u64,
-    /// Signals pending for the process, as in `blocked`.
-    pub shared_pending: u64,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub seccomp: u8,
     /// Number of seccomp filters.
@@ -133,8 +137,6 @@ pub struct Status {
     pub shadow_stack: Option<bool>,
     /// Number of times it went to sleep voluntarily.
     pub voluntary_switches: u64,
-    /// Number of times it was preempted.
-    pub involuntary_switches: u64,
 }
 
 impl Status {
@@ -156,15 +158,11 @@ impl Status {
                 .unwrap_or_default(),
             threads: number("Threads")? as u32,
             blocked: mask("SigBlk")?,
-            ignored: mask("SigIgn")?,
-            caught: mask("SigCgt")?,
             pending: mask("SigPnd")?,
-            shared_pending: mask("ShdPnd")?,
             seccomp: number("Seccomp").unwrap_or(0) as u8,
             seccomp_filters: number("Seccomp_filters").unwrap_or(0) as u32,
             shadow_stack: field("x86_Thread_features").map(|f| f.split(' ').any(|f| f == "shstk")),
             voluntary_switches: number("voluntary_ctxt_switches").unwrap_or(0),
-            involuntary_switches: number("nonvoluntary_ctxt_switches").unwrap_or(0),
         })
     }
 }
@@ -200,13 +198,8 @@ impl ThreadActivity {
     }
 
     /// Returns true if it may have executed instructions of the program since `earlier`. A thread that slept both times and has not gone to
-    /// sleep in between has slept all the time.
-    pub fn ran_since(&self, earlier: &ThreadActivity) -> bool {
-        self.waits_in.is_none() || self != earlier
-    }
-
-    /// Returns the same, but permits `switches` sleeps that a stop by the tool has caused.
-    pub(crate) fn ran_since_but(&self, earlier: &ThreadActivity, switches: u64) -> bool {
+    /// sleep in between, except for `switches` sleeps that a stop by the tool has caused, has slept all the time.
+    pub(crate) fn ran_since(&self, earlier: &ThreadActivity, switches: u64) -> bool {
         self.waits_in.is_none()
             || self.waits_in != earlier.waits_in
             || self.sp_pc != earlier.sp_pc
@@ -222,7 +215,8 @@ mod tests {
     fn stat_survives_hostile_names() {
         let text = "77 (a) R 1 (x)) S 1 77 77 0 -1 4194368 1 2 3 4 5 6 7 8 20 0 1 0 4711 100 5";
         let stat = Stat::parse(text).unwrap();
-        assert_eq!(stat, Stat { state: 'S', flags: 4194368, cpu_ticks: 11, threads: 1, start_time: 4711 });
+        let (parent, flags) = (Pid(1), 4194368);
+        assert_eq!(stat, Stat { state: 'S', parent, flags, cpu_ticks: 11, threads: 1, start_time: 4711 });
         assert!(!stat.kernel_thread() && !stat.kernel_worker((6, 18)));
         assert!(Stat { flags: 0x4000, ..stat }.kernel_worker((6, 4)));
         assert!(!Stat { flags: 0x4000, ..stat }.kernel_worker((6, 1)));
@@ -234,11 +228,11 @@ mod tests {
         let asleep = ThreadActivity::parse("232 0x5 0x7ffe 0x80 0xffffffffffffffff 0x0 0x0 0x7ff0 0x7f00\n", 9);
         assert_eq!(asleep.waits_in, Some((232, [5, 0x7ffe, 0x80, u64::MAX, 0, 0])));
         assert_eq!(asleep.sp_pc, Some((0x7ff0, 0x7f00)));
-        assert!(!asleep.ran_since(&asleep));
+        assert!(!asleep.ran_since(&asleep, 0));
         let again = ThreadActivity { voluntary_switches: 11, ..asleep };
-        assert!(again.ran_since(&asleep) && !again.ran_since_but(&asleep, 2) && again.ran_since_but(&asleep, 1));
+        assert!(again.ran_since(&asleep, 0) && !again.ran_since(&asleep, 2) && again.ran_since(&asleep, 1));
         let running = ThreadActivity::parse("running\n", 9);
-        assert!(running.ran_since(&running));
+        assert!(running.ran_since(&running, 0));
         assert_eq!(ThreadActivity::parse("-1 0x7ff0 0x7f00", 1).waits_in, None);
     }
 }

@@ -534,7 +534,7 @@ impl Tracer {
     pub(crate) fn idle_since_stop(&self, tid: i32) -> Result<bool, Error> {
         let Some(returns_to) = self.threads.get(&tid).and_then(|thread| thread.returns_to) else { return Ok(false) };
         let now = self.process.activity(Tid(tid))?;
-        Ok(!now.ran_since_but(&returns_to, SWITCHES_OF_A_STOP))
+        Ok(!now.ran_since(&returns_to, SWITCHES_OF_A_STOP))
     }
 
     /// Lowers the priority if no thread is stopped: the processor belongs to the target again. Callers call it after they resume threads.
