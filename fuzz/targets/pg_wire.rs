@@ -81,7 +81,7 @@ fn seeds() -> Vec<Vec<u8>> {
     frontend::put_parse(&mut client, b"s", b"select $1", &[23]);
     frontend::put_bind(&mut client, b"", b"s", &[b"7"]);
     frontend::put_execute(&mut client, b"");
-    frontend::put_sync(&mut client);
+    client.extend_from_slice(&frontend::SYNC);
     frontend::put_sasl_initial(&mut client, scram::MECHANISM, b"n,,n=,r=abc");
     let mut server = vec![2];
     backend::put_sasl(&mut server, [scram::MECHANISM]);

@@ -45,7 +45,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
         }
         3 => {
             let activity = status::ThreadActivity::parse(&text, 7);
-            assert_eq!(activity.ran_since(&activity), activity.waits_in.is_none());
+            assert_eq!(activity.ran_since(&activity, 0), activity.waits_in.is_none());
         }
         4 => {
             let (before, after) = text.split_once('\0').unwrap_or((&text, &text));
