@@ -33,12 +33,13 @@ struct Size {
     rate: &'static str,
     /// Wait before the migration, between it and the way back, and after the way back.
     rest: Duration,
-    /// Duration of the whole load in seconds; it must outlast both moves.
-    load_s: &'static str,
 }
 
-const FULL: Size = Size { scale: "50", clients: "32", rate: "800", rest: Duration::from_secs(15), load_s: "150" };
-const SHORT: Size = Size { scale: "5", clients: "16", rate: "400", rest: Duration::from_secs(3), load_s: "30" };
+/// Limit of the load in seconds; it is stopped after the way back.
+const LOAD_S_MAX: &str = "3600";
+
+const FULL: Size = Size { scale: "50", clients: "32", rate: "800", rest: Duration::from_secs(15) };
+const SHORT: Size = Size { scale: "5", clients: "16", rate: "400", rest: Duration::from_secs(3) };
 
 struct Demo {
     stillpoint: PathBuf,
@@ -76,7 +77,7 @@ fn demonstrate(demo: Demo, size: &Size) -> bool {
     demo.source.sql("shop", TABLES);
     println!("\n$ stillpoint migrate check");
     assert!(demo.migrate(&["check"], None), "check refuses");
-    let arguments = ["-n", "-M", "prepared", "-c", size.clients, "-j", "2", "-R", size.rate, "-T", size.load_s, "-l"];
+    let arguments = ["-n", "-M", "prepared", "-c", size.clients, "-j", "2", "-R", size.rate, "-T", LOAD_S_MAX, "-l"];
     println!("\npgbench through the proxy: {} clients, {} transactions a second", size.clients, size.rate);
     let mut load = demo.source.pgbench_load("shop", demo.port, &arguments);
     println!("beside it {SESSIONS} sessions that hold {SESSION_CONTENTS}, and one that listens to them");
@@ -84,11 +85,13 @@ fn demonstrate(demo: Demo, size: &Size) -> bool {
     std::thread::sleep(size.rest);
     let events = demo.dir.path().join("events");
     println!("\n$ stillpoint migrate run");
-    let there = demo.migrate(&["run", "--pause-timeout", "2s"], Some(&events)) && load.running();
+    let moved = demo.migrate(&["run", "--pause-timeout", "2s"], Some(&events));
+    let there = moved && load.running();
     std::thread::sleep(size.rest);
     println!("\n$ stillpoint migrate fallback");
-    let back = there && demo.migrate(&["fallback", "--pause-timeout", "2s"], Some(&events)) && load.running();
-    let outcome = load.finish();
+    let back = moved && demo.migrate(&["fallback", "--pause-timeout", "2s"], Some(&events)) && load.running();
+    std::thread::sleep(size.rest);
+    let outcome = load.stop();
     report(&demo, &outcome, sessions.finish(), &events, there, back)
 }
 
