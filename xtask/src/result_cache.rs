@@ -1,8 +1,8 @@
 //! Results of units that passed before with the same inputs: such a unit does not run again.
 //!
 //! Inputs of a unit are
-//! - every file of the tree outside of `crates/`, except its pages (`*.md`) and results (`experiments/`), which only the rules of the
-//!   tree read: for crates outside of `crates/` every file is an input,
+//! - every file of the tree outside of `crates/`, except its pages (`*.md`), results (`experiments/`) and fuzzers (`fuzz/`), which
+//!   only the rules of the tree read: for crates outside of `crates/` every file is an input,
 //! - the crates that its own crate depends on,
 //! - where that crate runs the `stillpoint` binary (it depends on `stillpoint-testing`), the crates of the binary except those of
 //!   other pillars: tests of a pillar call its own subcommands, and those of another pillar only in modules whose names begin with
@@ -143,7 +143,7 @@ impl Inputs {
             let home = file.ancestors().find_map(|folder| homes.get(folder));
             match home.and_then(|home| crates.get_mut(home)) {
                 Some(parts) => parts.extend(part.clone()),
-                None if is_page_or_result(file) => {}
+                None if is_for_rules_only(file) => {}
                 None => common.extend(part.clone()),
             }
             whole.extend(part);
@@ -258,9 +258,10 @@ fn attributes_digest(root: &Path, files: &[PathBuf]) -> Result<Digest> {
     Ok(digest(parts.iter().map(Vec::as_slice)))
 }
 
-/// Returns true for pages and results, which only the rules of the tree read.
-fn is_page_or_result(file: &Path) -> bool {
-    file.extension().is_some_and(|extension| extension == "md") || file.starts_with("experiments")
+/// Returns true for pages, results and fuzzers, which only the rules of the tree read.
+fn is_for_rules_only(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension == "md")
+        || ["experiments", "fuzz"].iter().any(|folder| file.starts_with(folder))
 }
 
 /// Mode and contents of a file, or the target of a link; nothing for a file that was removed and is still listed.
@@ -329,6 +330,7 @@ mod tests {
         fs::write(root.join("Cargo.toml"), "[workspace]\nresolver = \"3\"\nmembers = [\"crates/*/engine\", \"crates/cli\", \"crates/testing\", \"crates/*/tests\", \"xtask\"]\n").unwrap();
         fs::write(root.join("README.md"), "").unwrap();
         fs::write(root.join("script"), "").unwrap();
+        fs::create_dir(root.join("fuzz")).unwrap();
         let run = |program: &str, words: &[&str]| {
             let output = Command::new(program).args(words).current_dir(root).output().unwrap();
             assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
@@ -360,6 +362,7 @@ mod tests {
         assert_eq!(changed_by(&dir, "crates/patch/tests/new.c"), ["p-tests", "xtask"]);
         assert_eq!(changed_by(&dir, "script"), PACKAGES);
         assert_eq!(changed_by(&dir, "README.md"), ["xtask"]);
+        assert_eq!(changed_by(&dir, "fuzz/Cargo.lock"), ["xtask"]);
     }
 
     #[test]
