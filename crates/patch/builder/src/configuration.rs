@@ -48,7 +48,7 @@ impl Builder<'_> {
     /// # Errors
     /// The clean root cannot be made, the package's own rules fail, or their results cannot be read.
     pub fn configure_package(&self, source: &SourcePackage) -> Result<Option<BuiltPackage>, Error> {
-        if crate::outline::is_known(source.name()) {
+        if crate::outline::is_outlined(source.name()) {
             return self.outline_package(source).map(Some);
         }
         let Some(recipe) = RECIPES.iter().find(|r| r.package == source.name()) else { return Ok(None) };

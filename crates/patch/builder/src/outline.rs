@@ -60,14 +60,14 @@ const LEFT_OUT: [&str; 4] = ["doc", "build/doc", "src/test", "build/src/test"];
 /// Returns settings for the rules of packages that make more than programs. Documentation and the bitcode of
 /// just-in-time compilation are no part of a program's text.
 pub(crate) fn environment(package: &str) -> Vec<(String, OsString)> {
-    match is_known(package) {
+    match is_outlined(package) {
         true => vec![("MAKEFLAGS".into(), "CLANG=/bin/true XSLTPROC=/bin/true".into())],
         false => Vec::new(),
     }
 }
 
 /// Returns true if a package can be outlined.
-pub(crate) fn is_known(package: &str) -> bool {
+pub(crate) fn is_outlined(package: &str) -> bool {
     package.strip_prefix("postgresql-").is_some_and(|version| version.bytes().all(|b| b.is_ascii_digit()))
 }
 
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn only_servers_of_one_major_version_are_outlined() {
-        assert!(is_known("postgresql-15") && !is_known("postgresql-common") && !is_known("redis"));
+        assert!(is_outlined("postgresql-15") && !is_outlined("postgresql-common") && !is_outlined("redis"));
         assert!(environment("redis").is_empty());
     }
 
