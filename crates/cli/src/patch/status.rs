@@ -86,6 +86,9 @@ fn threads_text(status: &Status) -> Option<String> {
     if all == 0 || status.ledger_bytes == 0 {
         return None;
     }
+    if status.unfinished.is_none() && status.entries.iter().any(|entry| !entry.verified) {
+        return Some(format!("threads: {all}; their code is unknown, because entries have unexpected contents"));
+    }
     let code = match (&status.unfinished, status.patches.is_empty()) {
         (Some(open), _) => format!("the code of transition {}", open.transition),
         (None, true) => "the shipped code".to_owned(),
@@ -156,7 +159,7 @@ pub(crate) fn brief(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stillpoint_patch_engine::{PatchStatus, ThreadStatus, UnfinishedTransition};
+    use stillpoint_patch_engine::{EntryStatus, PatchStatus, ThreadStatus, UnfinishedTransition};
 
     /// A process after transition 3, whose threads have these words.
     fn status(words: &[Option<u32>]) -> Status {
@@ -192,6 +195,17 @@ mod tests {
         assert_eq!(threads_text(&status).as_deref(), Some("its only thread runs the new code"));
         status.threads.clear();
         assert_eq!(threads_text(&status), None);
+    }
+
+    #[test]
+    fn threads_behind_an_entry_with_unexpected_contents_run_unknown_code() {
+        let mut status = status(&[Some(3), Some(3)]);
+        let entry = |verified| EntryStatus { verified, address: "0x1000".into(), function: "f".into(), patch: None };
+        status.entries = vec![entry(true)];
+        assert_eq!(threads_text(&status).as_deref(), Some("all 2 threads run the shipped code"));
+        status.entries.push(entry(false));
+        let unknown = "threads: 2; their code is unknown, because entries have unexpected contents";
+        assert_eq!(threads_text(&status).as_deref(), Some(unknown));
     }
 
     #[test]
