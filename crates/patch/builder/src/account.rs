@@ -8,6 +8,7 @@
 use crate::commands::{CompileCommand, Recording, is_linked};
 use crate::elf::{self, Piece};
 use crate::link::{Input, Kind};
+use crate::recorder;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -177,8 +178,7 @@ impl<'a> Walk<'a> {
             members.iter().for_each(|member| self.object(member, inclusion));
             return None;
         }
-        self.unnamed(path, whole, inclusion);
-        None
+        self.unnamed(path, whole, inclusion)
     }
 
     fn object(&mut self, path: &Path, inclusion: Inclusion) {
@@ -217,20 +217,29 @@ impl<'a> Walk<'a> {
         None
     }
 
-    /// Attributes an input that no recorded command names, by its content.
-    fn unnamed(&mut self, path: &Path, whole: bool, inclusion: Inclusion) {
+    /// Attributes an input that no recorded command names, by its content; returns a linked file of which it is a copy.
+    fn unnamed(&mut self, path: &Path, whole: bool, inclusion: Inclusion) -> Option<(PathBuf, Inclusion)> {
         let bytes = match self.place.read(path) {
             Some(bytes) => bytes,
             None if is_linked(path) && !is_shared(path) => {
                 self.inputs.insert(path.to_owned());
                 self.account.missing.insert(self.shown(path));
-                return;
+                return None;
             }
-            None => return,
+            None => return None,
         };
+        if let Some(record) = recorder::records_of(&bytes).first() {
+            return match self.recording.by_record.get(*record) {
+                Some(result) if result != path => self.file(result, whole, inclusion),
+                _ => {
+                    self.account.missing.insert(self.shown(path));
+                    None
+                }
+            };
+        }
         // files of the system are no part of this source
         if !path.starts_with(self.place.source) {
-            return;
+            return None;
         }
         for piece in elf::pieces(&bytes).into_iter().flatten() {
             let name = match piece.member.as_str() {
@@ -241,6 +250,7 @@ impl<'a> Walk<'a> {
             let inclusion = if piece.member.is_empty() || whole { inclusion } else { Inclusion::IfNeeded };
             self.piece(path, &piece, inclusion);
         }
+        None
     }
 
     /// Attributes an object by the names of its sources, and by its bytes.

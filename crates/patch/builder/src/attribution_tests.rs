@@ -2,9 +2,10 @@
 //! refusal; "nothing to patch" is reported only for files that are provably no part of the target.
 
 use crate::build::{Built, Job, Report, Statement, Target};
-use crate::commands::{RECORDER, Recording};
+use crate::commands::Recording;
 use crate::debian::Diff;
 use crate::package::BuiltPackage;
+use crate::recorder;
 use crate::request::output_of;
 use crate::{Builder, Cache, Error, Verdict};
 use std::fs;
@@ -32,18 +33,24 @@ const OTHER_FIX: (&str, &str, &str) = ("src/other.c", "* 17", "* 18");
 /// A package that was built by the target `build` of its makefile, with the work of its compilers recorded.
 struct Package {
     directory: tempfile::TempDir,
+    /// True if compilations and links were put off.
+    is_deferred: bool,
 }
 
 impl Package {
-    /// Builds a package with these rules; `None` without a private mount namespace, which mounts trees at one another's
-    /// path.
-    fn new(test: &str, rules: &str) -> Option<Self> {
+    /// Builds a package with these rules, once as usual and once with its compilations put off. None without a private
+    /// mount namespace, which mounts trees at one another's path.
+    fn both(test: &str, rules: &str) -> Vec<Self> {
         let mounts = Command::new("unshare").args(["--mount", "--propagation", "private", "true"]).status();
         if !mounts.is_ok_and(|status| status.success()) {
             stillpoint_testing::skipped(format!("{test}: no private mount namespace can be made"));
-            return None;
+            return Vec::new();
         }
-        let package = Package { directory: tempfile::tempdir().unwrap() };
+        [false, true].map(|is_deferred| Package::new(rules, is_deferred)).into()
+    }
+
+    fn new(rules: &str, is_deferred: bool) -> Self {
+        let package = Package { directory: tempfile::tempdir().unwrap(), is_deferred };
         for name in ["original/src", "tree", "bin", "records", "out"] {
             fs::create_dir_all(package.path(name)).unwrap();
         }
@@ -61,25 +68,43 @@ impl Package {
         for (name, text) in sources {
             fs::write(package.path("original").join(name), text).unwrap();
         }
-        let recorder = RECORDER.replace("/stillpoint/records", package.path("records").to_str().unwrap());
-        for name in ["gcc", "ar"] {
+        let own = format!("my $own = '{}';", package.directory.path().display());
+        let recorder = recorder::PROGRAM.replace("my $own = '/stillpoint';", &own);
+        let tools = ["gcc", "ar", "nm", "objcopy", recorder::REALIZE];
+        for name in tools.iter().filter(|name| is_deferred || recorder::stands_in(name, false)) {
             let path = package.path("bin").join(name);
             fs::write(&path, &recorder).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        let copy = Command::new("cp").args(["-a", "original/.", "tree"]).current_dir(package.directory.path()).status();
+        package.copy("original/.", "tree");
+        if is_deferred {
+            package.make("tree", "build", "/usr/bin:/bin");
+            fs::rename(package.path("tree"), package.path("built")).unwrap();
+            fs::create_dir(package.path("tree")).unwrap();
+            package.copy("original/.", "tree");
+            fs::write(package.path("records").join(recorder::DEFER), "").unwrap();
+        }
+        package.make("tree", "build", &format!("{}:/usr/bin:/bin", package.path("bin").display()));
+        package
+    }
+
+    fn copy(&self, from: &str, to: &str) {
+        let copy = Command::new("cp").args(["-a", from, to]).current_dir(self.directory.path()).status();
         assert!(copy.unwrap().success());
-        package.make("build", &format!("{}:/usr/bin:/bin", package.path("bin").display()));
-        Some(package)
+    }
+
+    /// Returns the path of the tree that has the programs.
+    fn programs(&self) -> PathBuf {
+        self.path(if self.is_deferred { "built" } else { "tree" })
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    fn make(&self, target: &str, path: &str) {
+    fn make(&self, tree: &str, target: &str, path: &str) {
         let mut make = Command::new("make");
-        make.args(["-s", target]).current_dir(self.path("tree")).env("PATH", path).env_remove("MAKEFLAGS");
+        make.args(["-s", target]).current_dir(self.path(tree)).env("PATH", path).env_remove("MAKEFLAGS");
         let output = make.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
@@ -103,7 +128,7 @@ impl Package {
     /// Builds a patch from changes of several files.
     fn patch_of(&self, program: &str, changes: &[(&str, &str, &str)]) -> Result<Built, Error> {
         let target = self.path("out").join(Path::new(program).file_name().unwrap());
-        let strip = Command::new("strip").arg("-o").args([&target, &self.path("tree").join(program)]).status();
+        let strip = Command::new("strip").arg("-o").args([&target, &self.programs().join(program)]).status();
         assert!(strip.unwrap().success());
         let built = BuiltPackage {
             shipped: Vec::new(),
@@ -175,12 +200,13 @@ const COPY: &str = "build:
 
 #[test]
 fn a_change_reaches_the_copy_that_is_compiled() {
-    let Some(package) = Package::new("a_change_reaches_the_copy_that_is_compiled", COPY) else { return };
-    assert_patches(package.patch("build/flavour/prog", FIX), &["clamp"]);
-    assert_patches(package.patch("build/flavour/prog", HEADER_FIX), &["clamp", "main"]);
-    assert_no_part(package.patch("build/flavour/prog", OTHER_FIX));
-    let original = fs::read_to_string(package.path("tree/build/flavour/src/clamp.c")).unwrap();
-    assert_eq!(original, CLAMP, "the package's own build is only read");
+    for package in Package::both("a_change_reaches_the_copy_that_is_compiled", COPY) {
+        assert_patches(package.patch("build/flavour/prog", FIX), &["clamp"]);
+        assert_patches(package.patch("build/flavour/prog", HEADER_FIX), &["clamp", "main"]);
+        assert_no_part(package.patch("build/flavour/prog", OTHER_FIX));
+        let original = fs::read_to_string(package.path("tree/build/flavour/src/clamp.c")).unwrap();
+        assert_eq!(original, CLAMP, "the package's own build is only read");
+    }
 }
 
 /// Compiles each unit twice, and renames the objects of one variant to the names that the link has.
@@ -193,12 +219,11 @@ const RENAME: &str = "build:
 
 #[test]
 fn objects_that_are_renamed_after_compiling_keep_their_command() {
-    let Some(package) = Package::new("objects_that_are_renamed_after_compiling_keep_their_command", RENAME) else {
-        return;
-    };
-    assert_patches(package.patch("prog", FIX), &["clamp"]);
-    assert_patches(package.patch("prog", ("src/clamp.c", "value /= 7", "value /= 5")), &["clamp"]);
-    assert_no_part(package.patch("prog", OTHER_FIX));
+    for package in Package::both("objects_that_are_renamed_after_compiling_keep_their_command", RENAME) {
+        assert_patches(package.patch("prog", FIX), &["clamp"]);
+        assert_patches(package.patch("prog", ("src/clamp.c", "value /= 7", "value /= 5")), &["clamp"]);
+        assert_no_part(package.patch("prog", OTHER_FIX));
+    }
 }
 
 /// Compiles one program for the rule `build`, and the target for the rule `install`.
@@ -211,15 +236,16 @@ install:
 #[test]
 fn a_target_that_no_recorded_step_links_is_not_called_unchanged() {
     let test = "a_target_that_no_recorded_step_links_is_not_called_unchanged";
-    let Some(package) = Package::new(test, INSTALL) else { return };
-    package.make("install", "/usr/bin:/bin");
-    for change in [FIX, HEADER_FIX] {
-        assert_unaccounted(package.patch("prog", change), &[change.0, "cannot be attributed to prog", "linked no"]);
+    for package in Package::both(test, INSTALL) {
+        package.make(if package.is_deferred { "built" } else { "tree" }, "install", "/usr/bin:/bin");
+        for change in [FIX, HEADER_FIX] {
+            assert_unaccounted(package.patch("prog", change), &[change.0, "cannot be attributed to prog", "linked no"]);
+        }
+        let error = package.patch("prog", OTHER_FIX).expect_err("another program's unit");
+        assert!(error.is_refusal(), "{error}");
+        assert_patches(package.patch("other", OTHER_FIX), &["spare"]);
+        assert_no_part(package.patch("other", FIX));
     }
-    let error = package.patch("prog", OTHER_FIX).expect_err("another program's unit");
-    assert!(error.is_refusal(), "{error}");
-    assert_patches(package.patch("other", OTHER_FIX), &["spare"]);
-    assert_no_part(package.patch("other", FIX));
 }
 
 /// Builds two programs; the package links an archive by `-l`, of which one program needs a part.
@@ -231,12 +257,13 @@ const TWO: &str = "build:
 
 #[test]
 fn members_of_archives_count_where_the_link_took_them() {
-    let Some(package) = Package::new("members_of_archives_count_where_the_link_took_them", TWO) else { return };
-    assert_patches(package.patch("prog", FIX), &["clamp"]);
-    assert_no_part(package.patch("prog", OTHER_FIX));
-    assert_patches(package.patch("other", OTHER_FIX), &["spare"]);
-    assert_no_part(package.patch("other", FIX));
-    assert_no_part(package.patch("other", ("src/main.c", "argc > LIMIT", "argc > 7")));
+    for package in Package::both("members_of_archives_count_where_the_link_took_them", TWO) {
+        assert_patches(package.patch("prog", FIX), &["clamp"]);
+        assert_no_part(package.patch("prog", OTHER_FIX));
+        assert_patches(package.patch("other", OTHER_FIX), &["spare"]);
+        assert_no_part(package.patch("other", FIX));
+        assert_no_part(package.patch("other", ("src/main.c", "argc > LIMIT", "argc > 7")));
+    }
 }
 
 /// Compiles one unit with a compiler that no recorder replaces.
@@ -247,12 +274,13 @@ const PARTLY: &str = "build:
 
 #[test]
 fn what_no_recorded_command_made_is_listed() {
-    let Some(package) = Package::new("what_no_recorded_command_made_is_listed", PARTLY) else { return };
-    assert_patches(package.patch("prog", FIX), &["clamp"]);
-    let listed = "no recorded command made 1 of 2 inputs of its link: main.o";
-    assert_unaccounted(package.patch("prog", HEADER_FIX), &["src/limit.h", listed]);
-    assert_unaccounted(package.patch("prog", ("src/main.c", "argc > LIMIT", "argc > 7")), &["src/main.c", listed]);
-    assert_unaccounted(package.patch("prog", OTHER_FIX), &["src/other.c", listed]);
+    for package in Package::both("what_no_recorded_command_made_is_listed", PARTLY) {
+        assert_patches(package.patch("prog", FIX), &["clamp"]);
+        let listed = "no recorded command made 1 of 2 inputs of its link: main.o";
+        assert_unaccounted(package.patch("prog", HEADER_FIX), &["src/limit.h", listed]);
+        assert_unaccounted(package.patch("prog", ("src/main.c", "argc > LIMIT", "argc > 7")), &["src/main.c", listed]);
+        assert_unaccounted(package.patch("prog", OTHER_FIX), &["src/other.c", listed]);
+    }
 }
 
 /// Compiles and links in one step, and links objects that a response file lists, which is then removed.
@@ -263,10 +291,11 @@ const AT_ONCE: &str = "build:
 
 #[test]
 fn programs_made_at_once_and_by_response_files_are_known() {
-    let Some(package) = Package::new("programs_made_at_once_and_by_response_files_are_known", AT_ONCE) else { return };
-    for program in ["once", "prog"] {
-        assert_patches(package.patch(program, FIX), &["clamp"]);
-        assert_no_part(package.patch(program, OTHER_FIX));
+    for package in Package::both("programs_made_at_once_and_by_response_files_are_known", AT_ONCE) {
+        for program in ["once", "prog"] {
+            assert_patches(package.patch(program, FIX), &["clamp"]);
+            assert_no_part(package.patch(program, OTHER_FIX));
+        }
     }
 }
 
@@ -277,9 +306,10 @@ const LINKS: &str = "build:
 
 #[test]
 fn a_change_is_seen_through_links() {
-    let Some(package) = Package::new("a_change_is_seen_through_links", LINKS) else { return };
-    assert_patches(package.patch("farm/prog", FIX), &["clamp"]);
-    assert_patches(package.patch("farm/prog", HEADER_FIX), &["clamp", "main"]);
+    for package in Package::both("a_change_is_seen_through_links", LINKS) {
+        assert_patches(package.patch("farm/prog", FIX), &["clamp"]);
+        assert_patches(package.patch("farm/prog", HEADER_FIX), &["clamp", "main"]);
+    }
 }
 
 /// Joins two units to one.
@@ -288,10 +318,11 @@ const JOIN: &str = "build:
 
 #[test]
 fn a_file_that_a_generator_may_read_is_not_called_unchanged() {
-    let Some(package) = Package::new("a_file_that_a_generator_may_read_is_not_called_unchanged", JOIN) else { return };
-    assert_unaccounted(package.patch("prog", FIX), &["src/clamp.c", "all.c, which may be made of it"]);
-    assert_no_part(package.patch("prog", OTHER_FIX));
-    assert_patches(package.patch("prog", HEADER_FIX), &["clamp", "main"]);
+    for package in Package::both("a_file_that_a_generator_may_read_is_not_called_unchanged", JOIN) {
+        assert_unaccounted(package.patch("prog", FIX), &["src/clamp.c", "all.c, which may be made of it"]);
+        assert_no_part(package.patch("prog", OTHER_FIX));
+        assert_patches(package.patch("prog", HEADER_FIX), &["clamp", "main"]);
+    }
 }
 
 /// Compiles one object twice, for two programs.
@@ -303,12 +334,13 @@ const TWICE: &str = "build:
 #[test]
 fn an_object_that_is_compiled_in_two_ways_is_taken_as_the_target_has_it() {
     let test = "an_object_that_is_compiled_in_two_ways_is_taken_as_the_target_has_it";
-    let Some(package) = Package::new(test, TWICE) else { return };
-    for program in ["wide", "narrow"] {
-        assert_patches(package.patch(program, FIX), &["clamp"]);
+    for package in Package::both(test, TWICE) {
+        for program in ["wide", "narrow"] {
+            assert_patches(package.patch(program, FIX), &["clamp"]);
+        }
+        assert_patches(package.patch("wide", ("src/clamp.c", "value /= 7", "value /= 5")), &["clamp"]);
+        assert_patches(package.patch("narrow", ("src/clamp.c", "value *= 3", "value *= 5")), &["clamp"]);
     }
-    assert_patches(package.patch("wide", ("src/clamp.c", "value /= 7", "value /= 5")), &["clamp"]);
-    assert_patches(package.patch("narrow", ("src/clamp.c", "value *= 3", "value *= 5")), &["clamp"]);
 }
 
 /// Generates a source from a table.
@@ -319,17 +351,18 @@ const TABLE: &str = "build:
 
 #[test]
 fn a_table_that_a_rule_names_is_not_called_unchanged() {
-    let Some(package) = Package::new("a_table_that_a_rule_names_is_not_called_unchanged", TABLE) else { return };
-    assert_unaccounted(
-        package.patch("prog", ("src/codes.txt", "1 one", "2 two")),
-        &["src/codes.txt", "Makefile names it"],
-    );
-    let test = ("src/test.tcl", "puts 1", "puts 2");
-    assert_no_part(package.patch("prog", test));
-    // the same, beside a change of code
-    let table = ("src/codes.txt", "1 one", "2 two");
-    assert_unaccounted(package.patch_of("prog", &[FIX, table]), &["src/codes.txt", "Makefile names it"]);
-    let files = package.patch_of("prog", &[FIX, test]).unwrap().report.files;
-    let verdicts: Vec<Verdict> = files.iter().map(|file| file.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Compiled, Verdict::NoPart], "{files:?}");
+    for package in Package::both("a_table_that_a_rule_names_is_not_called_unchanged", TABLE) {
+        assert_unaccounted(
+            package.patch("prog", ("src/codes.txt", "1 one", "2 two")),
+            &["src/codes.txt", "Makefile names it"],
+        );
+        let test = ("src/test.tcl", "puts 1", "puts 2");
+        assert_no_part(package.patch("prog", test));
+        // the same, beside a change of code
+        let table = ("src/codes.txt", "1 one", "2 two");
+        assert_unaccounted(package.patch_of("prog", &[FIX, table]), &["src/codes.txt", "Makefile names it"]);
+        let files = package.patch_of("prog", &[FIX, test]).unwrap().report.files;
+        let verdicts: Vec<Verdict> = files.iter().map(|file| file.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Compiled, Verdict::NoPart], "{files:?}");
+    }
 }

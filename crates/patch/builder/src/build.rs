@@ -241,23 +241,39 @@ impl Builder<'_> {
         }
     }
 
-    /// Finds units, other than those in `there`, that define some of the names.
+    /// Finds units, other than those in `there`, that define some of the names: first those with the name in their text,
+    /// then those with a beginning of the name, as macros join names from parts, and at last all.
     fn lenders(&self, compiler: &Compiler, names: &BTreeSet<&str>, there: &[Unit]) -> Result<Vec<Unit>, Error> {
-        let mentions = |(path, _): &&(String, crate::commands::CompileCommand)| {
-            let text = compiler.project.read(&compiler.project.shipped, path).unwrap_or_default();
-            let text = String::from_utf8_lossy(&text);
-            !there.iter().any(|u| u.path == *path) && names.iter().any(|name| text.contains(name))
-        };
-        let candidates: Vec<_> = compiler.project.commands.iter().filter(mentions).collect();
-        let objects = parallel(self.jobs, &candidates, |(path, command)| compiler.shipped_object(path, command));
-        let mut lenders = Vec::new();
-        for ((path, _), object) in candidates.into_iter().zip(objects) {
-            let shipped = object?;
-            if crate::elf::defines_any(&shipped, names) {
-                lenders.push(Unit { path: path.clone(), shipped, before: Vec::new(), after: Vec::new() });
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let is_open = |(path, _): &&(String, crate::commands::CompileCommand)| !there.iter().any(|u| u.path == *path);
+        let mut open: Vec<_> = compiler.project.commands.iter().filter(is_open).collect();
+        let texts: Vec<String> = open
+            .iter()
+            .map(|(path, _)| compiler.project.read(&compiler.project.shipped, path).unwrap_or_default())
+            .map(|text| String::from_utf8_lossy(&text).into_owned())
+            .collect();
+        let rank =
+            |text: &String| names.iter().map(|name| name.len() - beginning(name, text)).min().unwrap_or(usize::MAX);
+        let mut ranked: Vec<(usize, _)> = texts.iter().map(rank).zip(open.drain(..)).collect();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        for candidates in ranked.chunk_by(|(one, _), (other, _)| one == other) {
+            self.progress(&format!("searching {} units for the definition of a symbol", candidates.len()));
+            let objects =
+                parallel(self.jobs, candidates, |(_, (path, command))| compiler.shipped_object(path, command));
+            let mut lenders = Vec::new();
+            for ((_, (path, _)), object) in candidates.iter().zip(objects) {
+                let shipped = object?;
+                if crate::elf::defines_any(&shipped, names) {
+                    lenders.push(Unit { path: path.clone(), shipped, before: Vec::new(), after: Vec::new() });
+                }
+            }
+            if !lenders.is_empty() {
+                return Ok(lenders);
             }
         }
-        Ok(lenders)
+        Ok(Vec::new())
     }
 
     /// Returns the files that each unit read in the recorded build; `None` where that is not known.
@@ -453,6 +469,12 @@ impl Builder<'_> {
         }
         Ok(units)
     }
+}
+
+/// Returns the length of the longest beginning of a name, of whole words, that a text contains.
+fn beginning(name: &str, text: &str) -> usize {
+    let ends = std::iter::once(name.len()).chain(name.rmatch_indices('_').map(|(at, _)| at));
+    ends.filter(|end| *end > 0).find(|end| text.contains(&name[..*end])).unwrap_or(0)
 }
 
 /// Reports faults of one unit that no other unit can remove, before hundreds of units are compiled.

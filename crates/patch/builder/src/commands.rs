@@ -4,7 +4,7 @@ use crate::Error;
 use crate::link::{self, Archiver, Input, Link};
 use crate::tree::is_unit;
 use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 use stillpoint_host::At;
@@ -255,62 +255,29 @@ pub(crate) struct Recording {
     pub(crate) links: BTreeMap<PathBuf, Link>,
     /// Directories into which members of archives were extracted.
     pub(crate) extracted: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
+    /// Results of calls that were put off, by the name of the record.
+    pub(crate) by_record: HashMap<String, PathBuf>,
 }
 
-/// Names of programs that the recording program replaces.
-pub(crate) const RECORDED: [&str; 20] = [
-    "cc",
-    "gcc",
-    "g++",
-    "c++",
-    "c99",
-    "gcc-12",
-    "g++-12",
-    "gcc-14",
-    "g++-14",
-    "x86_64-linux-gnu-gcc",
-    "x86_64-linux-gnu-g++",
-    "x86_64-linux-gnu-gcc-12",
-    "x86_64-linux-gnu-g++-12",
-    "x86_64-linux-gnu-gcc-14",
-    "x86_64-linux-gnu-g++-14",
-    "ar",
-    "gcc-ar",
-    "x86_64-linux-gnu-ar",
-    "x86_64-linux-gnu-gcc-ar",
-    "clang",
-];
-
-/// The recording program: it records directory, name, variables, arguments and the text of response files, which many
-/// builds remove afterwards, and then executes the real program. It asks for the list of files that a compilation
-/// reads, unless the build does.
-pub(crate) const RECORDER: &str = r#"#!/bin/sh
-name=${0##*/}
-record=/stillpoint/records/$$
-while [ -e "$record.command" ]; do record=$record+; done
-{
-    printf '%s\0' "$PWD" "$name" "$SOURCE_DATE_EPOCH" "$CPATH" "$C_INCLUDE_PATH" "$CPLUS_INCLUDE_PATH"
-    for argument; do printf '%s\0' "$argument"; done
-} > "$record.command"
-for argument; do
-    case $argument in
-        @?*) [ -r "${argument#@}" ] && { cat "${argument#@}"; echo; } >> "$record.response" ;;
-    esac
-done
-case " $* " in
-    *" -M"* | *" -Wp,-M"*) ;;
-    *" -c "*) exec "/usr/bin/$name" "$@" -MMD -MF "$record.d" ;;
-esac
-exec "/usr/bin/$name" "$@"
-"#;
+/// One recorded call that is no compilation.
+struct OtherCall {
+    directory: PathBuf,
+    argv: Vec<String>,
+    env: Vec<(String, OsString)>,
+    /// Script of an archiver.
+    script: Option<String>,
+    /// Inputs that were placeholders, and the first record of each.
+    placeholders: HashMap<PathBuf, String>,
+    record: String,
+}
 
 impl Recording {
     /// Reads the records of a directory, which the build saw as `/stillpoint/records`.
     pub(crate) fn read(directory: &Path) -> Result<Self, Error> {
         let mut recording = Recording::default();
         let records = Tree::open(directory)?;
-        let entries = records.entries()?;
-        for entry in entries.iter().filter(|entry| entry.name.extension().is_some_and(|e| e == "command")) {
+        let (mut others, mut deferred) = (Vec::new(), Vec::new());
+        for entry in records.entries()?.iter().filter(|entry| entry.name.extension().is_some_and(|e| e == "command")) {
             let bytes = records.read(&entry.name)?;
             let text = String::from_utf8_lossy(&bytes);
             let fields: Vec<&str> = text.split_terminator('\0').collect();
@@ -320,8 +287,10 @@ impl Recording {
             let env: Vec<_> = set.map(|(name, value)| (name.to_string(), OsString::from(value))).collect();
             let mut argv = vec![name.to_string()];
             argv.extend(arguments.iter().map(|a| a.to_string()));
+            let record = entry.name.with_extension("").to_string_lossy().into_owned();
             // the texts of all of a command's response files are in one file
             let mut response = records.read_text(entry.name.with_extension("response")).ok();
+            let script = response.take_if(|_| argv.get(1).is_some_and(|argument| argument == "-M"));
             let compiled = compile(Path::new(at), argv.clone(), env.clone());
             if compiled.is_none() {
                 argv = link::expanded(argv, |_| response.as_mut().map(std::mem::take));
@@ -331,13 +300,101 @@ impl Recording {
                     if command.dependency_files.is_empty() {
                         command.dependency_files.push(directory.join(&entry.name).with_extension("d"));
                     }
+                    let is_deferred = records.has(entry.name.with_extension("deferred"));
+                    deferred.extend(is_deferred.then_some((recording.commands.len(), record)));
                     recording.commands.push(command);
                 }
-                None => recording.link(Path::new(at), &argv, &env),
+                None => {
+                    let inputs = records.read_existing(entry.name.with_extension("inputs"))?.unwrap_or_default();
+                    let placeholders = placeholders(&inputs);
+                    others.push(OtherCall { directory: at.into(), argv, env, script, placeholders, record });
+                }
             }
         }
+        recording.distinguish(&deferred);
+        recording.others(&others);
         recording.sort();
         Ok(recording)
+    }
+
+    /// Gives a name of its own to each of several objects that were put off under one name. What the build would have
+    /// left there last is no object of the programs that it linked before.
+    fn distinguish(&mut self, deferred: &[(usize, String)]) {
+        let mut of_object: BTreeMap<PathBuf, Vec<Vec<u8>>> = BTreeMap::new();
+        let same =
+            |command: &CompileCommand| [command.file.as_os_str().as_encoded_bytes(), &command.identity()].concat();
+        for (command, object) in self.commands.iter().filter_map(|c| Some((c, c.object.clone()?))) {
+            let kinds = of_object.entry(object).or_default();
+            let kind = same(command);
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        let all: BTreeSet<usize> = deferred.iter().map(|(index, _)| *index).collect();
+        let made_at_once: BTreeSet<PathBuf> = self
+            .commands
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !all.contains(index))
+            .filter_map(|(_, c)| c.object.clone())
+            .collect();
+        for (index, record) in deferred {
+            let command = &mut self.commands[*index];
+            let Some(object) = command.object.clone() else { continue };
+            let kinds = of_object.get(&object).map_or(&[][..], Vec::as_slice);
+            if kinds.len() > 1 && !made_at_once.contains(&object) {
+                let number = kinds.iter().position(|kind| *kind == same(command)).unwrap_or_default();
+                let mut name = object.into_os_string();
+                name.push(format!("({number})"));
+                command.object = Some(name.into());
+            }
+            self.by_record.extend(command.object.clone().map(|object| (record.clone(), object)));
+        }
+    }
+
+    /// Records links, and replaces the names of placeholders by those of the results that they stand for.
+    fn others(&mut self, calls: &[OtherCall]) {
+        let mut links = Vec::new();
+        for call in calls {
+            match &call.script {
+                Some(script) => self.script(&call.directory, script),
+                None => self.link(&call.directory, &call.argv, &call.env),
+            }
+            for (output, link) in std::mem::take(&mut self.links) {
+                self.by_record.insert(call.record.clone(), output.clone());
+                links.push((output, link, call));
+            }
+        }
+        for (output, link, call) in links {
+            let result_of = |path: &PathBuf| self.by_record.get(call.placeholders.get(path)?).cloned();
+            let real = |input: Input| match input {
+                Input::File { path, whole } => Input::File { path: result_of(&path).unwrap_or(path), whole },
+                other => other,
+            };
+            let inputs: Vec<Input> = link.inputs.into_iter().map(real).collect();
+            let made = self.links.entry(output).or_default();
+            made.kind = link.kind;
+            made.inputs.extend(inputs);
+        }
+    }
+
+    /// Records a script of an archiver: it joins archives and objects to one archive.
+    fn script(&mut self, directory: &Path, text: &str) {
+        let mut archive = None;
+        for line in text.lines() {
+            let mut words = line.split([' ', '\t', ',']).filter(|word| !word.is_empty());
+            let command = words.next().unwrap_or_default().to_ascii_lowercase();
+            let mut files = words.map(|file| resolve(directory, Path::new(file)));
+            if command == "create" || command == "open" {
+                archive = files.next();
+            }
+            let Some(archive) = &archive else { continue };
+            let made = self.links.entry(archive.clone()).or_default();
+            made.kind = link::Kind::Archive;
+            if command == "addlib" || command == "addmod" {
+                made.inputs.extend(files.map(|path| Input::File { path, whole: true }));
+            }
+        }
     }
 
     /// Orders the commands, and removes duplicates.
@@ -383,10 +440,22 @@ impl Recording {
         }
     }
 
-    /// Returns the outputs of all links.
-    pub(crate) fn outputs(&self) -> impl Iterator<Item = &Path> {
-        self.links.keys().map(PathBuf::as_path)
+    /// Returns the programs and shared libraries that were linked.
+    pub(crate) fn images(&self) -> impl Iterator<Item = &Path> {
+        let is_image = |(_, link): &(&PathBuf, &Link)| link.kind == link::Kind::Image;
+        self.links.iter().filter(is_image).map(|(output, _)| output.as_path())
     }
+}
+
+/// Parses the list of the inputs of a call that was put off: records and path, each ended by a zero.
+fn placeholders(text: &[u8]) -> HashMap<PathBuf, String> {
+    let text = String::from_utf8_lossy(text);
+    let fields: Vec<&str> = text.split_terminator('\0').collect();
+    let pairs = fields.chunks_exact(2).filter_map(|pair| {
+        let record = pair[0].split(',').next()?.rsplit('/').next()?;
+        (!record.is_empty()).then(|| (resolve(Path::new("/"), Path::new(pair[1])), record.to_owned()))
+    });
+    pairs.collect()
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 use crate::account::{Account, Place};
 use crate::apt::{Apt, SourceStanza, find_with_suffix};
-use crate::commands::{CompileCommand, RECORDED, RECORDER, Recording};
+use crate::commands::{CompileCommand, Recording};
 use crate::compile::{Original, Project};
 use crate::debian::{Diff, Series};
 use crate::includes::Includes;
 use crate::integration::{Integrated, Integration};
+use crate::recorder;
 use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
 use crate::{Builder, Error, Event, Parts, Withheld};
@@ -132,10 +133,8 @@ pub struct BuiltPackage {
 pub(crate) struct Rules<'a> {
     /// Targets of `debian/rules`.
     pub(crate) targets: &'a [&'a str],
-    /// Variables on top of the archive's own.
-    pub(crate) environment: &'a [(String, OsString)],
-    /// Text of the program that replaces the compilers.
-    pub(crate) recorder: &'a str,
+    /// True if results of compilers may be placeholders.
+    pub(crate) deferring: bool,
     /// Additional edits and library of the build.
     pub(crate) integration: Option<&'a Integration>,
 }
@@ -149,13 +148,12 @@ impl BuiltPackage {
     /// Returns linked files that can be executed or loaded, by their path inside the build, also where the package is
     /// not built.
     pub(crate) fn outputs(&self) -> Vec<PathBuf> {
-        let is_archive = |path: &Path| path.extension().is_some_and(|e| e == "a");
-        let counts = |output: &&Path| match self.includes {
-            Some(_) => !is_archive(output),
-            None => crate::elf::is_loadable(&self.tree, output),
+        let is_deferred = |output: &Path| {
+            let bytes = self.tree.read_existing(output).ok().flatten().unwrap_or_default();
+            !recorder::records_of(&bytes).is_empty()
         };
-        let outputs = self.recording.outputs().filter(|output| output.starts_with(&self.source));
-        outputs.filter(counts).map(Path::to_owned).collect()
+        let outputs = self.recording.images().filter(|output| output.starts_with(&self.source));
+        outputs.filter(|o| crate::elf::is_loadable(&self.tree, o) || is_deferred(o)).map(Path::to_owned).collect()
     }
 
     /// Makes the account of an output.
@@ -351,9 +349,8 @@ impl Builder<'_> {
             let tree = self.shipped_tree(source, &diffs, into)?;
             integration.as_ref().map_or(Ok(()), |integration| integration.place(&tree))?;
             self.progress(&format!("building {} {}", source.name(), source.version()));
-            let environment = crate::outline::environment(source.name());
             let integration = integration.as_ref();
-            let rules = Rules { targets: &["build-arch"], environment: &environment, recorder: RECORDER, integration };
+            let rules = Rules { targets: &["build-arch"], deferring: false, integration };
             self.run_rules(&root, &build_path, into, &rules)
         })?;
         let recording = Recording::read(&entry.join("records"))?;
@@ -409,9 +406,12 @@ impl Builder<'_> {
 
     /// Runs targets of a package's rules on the tree below `into`, with its compilers recorded.
     pub(crate) fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules) -> Result<(), Error> {
-        let recorder = self.recorder(root, rules.recorder)?;
+        let recorder = self.recorder(root, rules.deferring)?;
         let records = into.join("records");
         Tree::open(into)?.make_directory("records")?;
+        if rules.deferring {
+            Tree::open(&records)?.write(recorder::DEFER, b"")?;
+        }
         let own = Path::new(OWN_PATH);
         let mut sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }
             .with(&into.join("tree"), build_path)
@@ -426,7 +426,6 @@ impl Builder<'_> {
         ]
         .map(|(name, value)| (name.to_owned(), OsString::from(value)))
         .to_vec();
-        env.extend_from_slice(rules.environment);
         if self.foreign_root().is_some() {
             // later levels pass options to configure that only scripts made by this release's autoconf know
             env.push(("DH_COMPAT".into(), "10".into()));
@@ -441,11 +440,12 @@ impl Builder<'_> {
         run(&mut sandbox.command(build_path, &argv, &env), "building the package by its own rules").map(drop)
     }
 
-    /// Writes the recording program under every compiler's name that the root has.
-    fn recorder(&self, root: &Path, text: &str) -> Result<PathBuf, Error> {
-        let mut names: Vec<&str> = RECORDED.to_vec();
-        names.retain(|name| root.join("usr/bin").join(name).symlink_metadata().is_ok());
-        let mut programs: Vec<(&str, &str)> = names.into_iter().map(|name| (name, text)).collect();
+    /// Writes the recorder under the name of every tool of the root that it stands in for.
+    fn recorder(&self, root: &Path, deferring: bool) -> Result<PathBuf, Error> {
+        let tools = stillpoint_host::file::list(&root.join("usr/bin"))?;
+        let names = tools.iter().map(String::as_str).filter(|name| recorder::stands_in(name, deferring));
+        let mut programs: Vec<(&str, &str)> =
+            names.chain(deferring.then_some(recorder::REALIZE)).map(|name| (name, recorder::PROGRAM)).collect();
         // another release's autoconf may not read the package's input; its output is part of the source
         programs.extend(self.foreign_root().map(|_| ("dh_autoreconf", "#!/bin/sh\n")));
         let parts = programs.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);

@@ -111,13 +111,9 @@ impl Builder<'_> {
                 return Err(Error::AlreadyShipped { package: source.series.of.clone(), diff: diff.name.clone() });
             }
         }
-        let configured = match shipped {
-            Shipped::Full if request.integrated.is_none() => self.configure_package(shipped_source)?,
-            _ => None,
-        };
-        let built = match configured {
-            Some(configured) => configured,
-            None => self.build_package(shipped_source, &shipped, request.integrated.as_ref())?,
+        let built = match shipped {
+            Shipped::Full if request.integrated.is_none() => self.outline_package(shipped_source)?,
+            _ => self.build_package(shipped_source, &shipped, request.integrated.as_ref())?,
         };
         let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
         let mut report = Report::default();

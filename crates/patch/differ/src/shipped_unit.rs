@@ -138,7 +138,12 @@ impl<'a> ShippedUnit<'a> {
                 known.direct = self.places.code_address(section, symbol.value).or(known.direct);
             } else if let Some(base) = self.places.known.bases.get(&section) {
                 let at = Some(base.wrapping_add(symbol.value));
-                if symbol.kind == SymbolType::Tls { known.tls = at } else { known.direct = at }
+                match symbol.kind {
+                    SymbolType::Tls => known.tls = at,
+                    // the linker chose one of several weak definitions: what refers to the name shows which
+                    _ if symbol.weak && !self.object.sections[section].comdat => {}
+                    _ => known.direct = at,
+                }
             }
         }
         (known != Name::default()).then_some(known)
