@@ -156,6 +156,7 @@ impl Package {
             unit_filter: &[],
             package: None,
             statement: &Statement::default(),
+            regenerated: None,
             report: Report::default(),
         };
         Builder::new(cache, 2, &|_| {}).build(job)

@@ -8,6 +8,7 @@ use crate::elf::{self, Reproduced};
 use crate::evidence::{Evidence, Readers};
 use crate::includes::Includes;
 use crate::preprocess::Text;
+use crate::regenerate::{MadeFiles, Regenerated, RegeneratedSides};
 use crate::tree::{self, Parts, Selection, Tree, is_unit};
 use crate::verdict::{ChangedFile, Verdict};
 use crate::{Builder, Error};
@@ -84,6 +85,7 @@ pub struct Built {
 }
 
 /// The ELF file to patch, read once.
+#[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) path: PathBuf,
     pub(crate) bytes: Vec<u8>,
@@ -108,6 +110,8 @@ pub(crate) struct Job<'a> {
     pub(crate) unit_filter: &'a [String],
     pub(crate) package: Option<(String, String)>,
     pub(crate) statement: &'a Statement,
+    /// Both sides after the package's rules ran with the diffs, if they did.
+    pub(crate) regenerated: Option<&'a RegeneratedSides>,
     pub(crate) report: Report,
 }
 
@@ -141,6 +145,8 @@ struct Sides {
     others: BTreeSet<String>,
     /// Files that the patch's own diffs change and that are left out on request.
     left_out: BTreeSet<String>,
+    /// Files that the package's rules make otherwise with the patch's own diffs.
+    made: BTreeSet<String>,
 }
 
 /// The units that may read a changed file.
@@ -167,7 +173,7 @@ impl Builder<'_> {
         let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let target = TargetElf::parse(&job.target.bytes, &file_name).map_err(|r| Error::Refused(vec![r]))?;
         check_earlier(&job.statement.earlier, &target)?;
-        let compared = self.texts(&compiler, &sides, &inputs, &mut job.report)?;
+        let compared = self.texts(&compiler, &sides, &inputs, job.regenerated, &mut job.report)?;
         let found = self.sorted(&compiler, &target, compared)?;
         job.report.files = self.judge(&job, &compiler, &target, &sides, &found)?;
         let (before, after, changed) = (&sides.before, &sides.after, &found.changed);
@@ -177,14 +183,15 @@ impl Builder<'_> {
         if job.project.account.exact && changed.len() > MANY_UNITS {
             let (touched, _): (Vec<_>, Vec<_>) =
                 changed.iter().cloned().partition(|((path, _), ..)| after.touched.contains(path));
-            let touched = self.objects(&compiler, before, after, &touched)?;
+            let touched = self.objects(&compiler, before, after, &touched, job.regenerated)?;
             refuse_early(&target, &touched, job.statement.in_place)?;
         }
-        let mut units = self.objects(&compiler, before, after, changed)?;
+        let mut units = self.objects(&compiler, before, after, changed, job.regenerated)?;
         if !job.project.account.exact {
             units = choose_variants(&target, units)?;
         }
         units.extend(self.extra_units(&compiler, after, changed, job.statement)?);
+        units.extend(self.new_units(&compiler, after, job.regenerated)?);
         if units.is_empty() {
             return Ok(Built { patch: None, report: job.report });
         }
@@ -287,7 +294,8 @@ impl Builder<'_> {
         let is_input = |file: &str| read.contains(file);
         let (project, all) = (&job.project, [&job.base[..], &job.diffs[..]].concat());
         let left_out = |file: &str| job.statement.leave_out.iter().any(|place| Path::new(file).starts_with(place));
-        let selection = Selection { is_input: &is_input, left_out: &left_out };
+        let regenerated = job.regenerated.is_some();
+        let selection = Selection { is_input: &is_input, left_out: &left_out, regenerated };
         let (base, own, all) =
             (Parts::of(&job.base, &selection)?, Parts::of(&job.diffs, &selection)?, Parts::of(&all, &selection)?);
         let has = |file: &str| project.original.as_ref().is_some_and(|original| original.has(file));
@@ -297,12 +305,23 @@ impl Builder<'_> {
         };
         let shipped = project.open(&project.shipped)?;
         let aliases = Search { tree: &shipped, is_original, touched: &all.touched }.run()?;
-        let tree = |parts: &Parts| tree::patched(&project.trees, &shipped, &project.identity, parts, &aliases.copies);
-        let (before, after) = (tree(&base)?, tree(&all)?);
+        let known: BTreeSet<&String> =
+            all.touched.iter().chain(aliases.copies.keys()).chain(aliases.links.keys()).collect();
+        let made_by = |side: Option<&Regenerated>| match side {
+            Some(side) => side.made_files(&shipped, &is_input, &known),
+            None => Ok(MadeFiles::new()),
+        };
+        let before_made = made_by(job.regenerated.and_then(|sides| sides.before.as_ref()))?;
+        let after_made = made_by(job.regenerated.map(|sides| &sides.after))?;
+        let tree = |parts: &Parts, made: &MadeFiles| {
+            tree::patched(&project.trees, &shipped, &project.identity, parts, &aliases.copies, made)
+        };
+        let (before, after) = (tree(&base, &before_made)?, tree(&all, &after_made)?);
+        let made = after_made.into_keys().collect();
         let mut names = after.copies.clone();
         names.extend(aliases.links);
         let (others, left_out) = (own.others, own.left_out);
-        Ok(Sides { before, after, names, derived: aliases.derived, others, left_out })
+        Ok(Sides { before, after, names, derived: aliases.derived, others, left_out, made })
     }
 
     /// Makes both preprocessed texts of each unit that may read a changed file. Only units that read a file that
@@ -312,6 +331,7 @@ impl Builder<'_> {
         compiler: &Compiler<'p>,
         sides: &Sides,
         inputs: &[Option<BTreeSet<String>>],
+        regenerated: Option<&RegeneratedSides>,
         report: &mut Report,
     ) -> Result<Vec<ComparedUnit<'p>>, Error> {
         let (before, after) = (&sides.before, &sides.after);
@@ -327,17 +347,18 @@ impl Builder<'_> {
         let readers = compiler.project.includes.as_ref().map(|includes| includes.readers(&touched));
         let could = |command: Command| readers.as_ref().is_none_or(|r| Includes::reads(r, &command.0, &command.1));
         let commands = compiler.project.commands.iter().zip(inputs);
-        let wanted = commands.filter(|(command, files)| looks(files) && could(command));
+        let is_other = |command: Command| regenerated.is_some_and(|sides| sides.after.other_command(command).is_some());
+        let wanted = commands.filter(|(command, files)| looks(files) && could(command) || is_other(command));
         let candidates: Vec<Command<'p>> = wanted.map(|(command, _)| command).collect();
         report.preprocessed = candidates.len();
         self.progress(&format!("preprocessing {} of {} units", candidates.len(), report.units));
-        let texts = parallel(self.jobs, &candidates, |(unit, command)| {
+        let texts = parallel(self.jobs, &candidates, |one_of @ (unit, command)| {
             let failed = |side| {
                 let unit = unit.clone();
                 move |output| Error::Compile { unit, side, output }
             };
             let one = compiler.text(&before.path, unit, command)?.map_err(failed("before"))?;
-            let two = compiler.text(&after.path, unit, command)?.map_err(failed("after"))?;
+            let two = compiler.text(&after.path, unit, command_after(regenerated, one_of))?.map_err(failed("after"))?;
             Ok::<_, Error>((one, two))
         });
         let together = |(command, texts): (Command<'p>, Result<(Text, Text), Error>)| {
@@ -404,11 +425,17 @@ impl Builder<'_> {
                 readers: Readers { changed: paths(&changed), same: paths(&same), unlinked: paths(&unlinked) },
                 is_attributed,
                 is_examined: job.unit_filter.is_empty() || job.unit_filter.iter().any(|f| file.starts_with(f.as_str())),
-                derived_file: sides.derived.get(file).map(String::as_str),
+                derived_file: sides.derived.get(file).filter(|_| job.regenerated.is_none()).map(String::as_str),
             };
-            files.push(evidence.verdict(file));
+            // a build makes more files that look like sources: tests of its configuration, sources of other programs
+            if !sides.made.contains(file) || !(changed.is_empty() && same.is_empty()) {
+                files.push(evidence.verdict(file));
+            }
         }
-        files.extend(unread(&job.project, &sides.others)?);
+        match job.regenerated {
+            Some(_) => files.extend(sides.others.iter().cloned().map(compared_by_results)),
+            None => files.extend(unread(&job.project, &sides.others)?),
+        }
         let left_out = sides.left_out.iter().cloned();
         files.extend(left_out.map(|path| ChangedFile {
             path,
@@ -424,21 +451,41 @@ impl Builder<'_> {
         before: &Tree,
         after: &Tree,
         changed: &[ComparedUnit],
+        regenerated: Option<&RegeneratedSides>,
     ) -> Result<Vec<Unit>, Error> {
         use crate::commands::Job::Sections;
         let done = std::sync::atomic::AtomicUsize::new(0);
-        let made = parallel(self.jobs, changed, |((path, command), one, two)| {
+        let made = parallel(self.jobs, changed, |(of @ (path, command), one, two)| {
+            let command_after = command_after(regenerated, of);
             let unit = Unit {
                 path: path.clone(),
                 shipped: compiler.shipped_object(path, command)?,
                 before: compiler.object(&before.path, path, command, Sections, one, "before")?,
-                after: compiler.object(&after.path, path, command, Sections, two, "after")?,
+                after: compiler.object(&after.path, path, command_after, Sections, two, "after")?,
             };
             let done = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
             self.progress(&format!("compiling {done} of {} units", changed.len()));
             Ok::<_, Error>(unit)
         });
         made.into_iter().collect()
+    }
+
+    /// Compiles units that the program gains: its rules compile and link them with the diffs.
+    fn new_units(
+        &self,
+        compiler: &Compiler,
+        after: &Tree,
+        regenerated: Option<&RegeneratedSides>,
+    ) -> Result<Vec<Unit>, Error> {
+        use crate::commands::Job::Sections;
+        let mut units = Vec::new();
+        for (path, command) in regenerated.iter().flat_map(|sides| sides.after.new_units(&compiler.project.commands)) {
+            let failed = |output| Error::Compile { unit: path.clone(), side: "after", output };
+            let text = compiler.text(&after.path, path, command)?.map_err(failed)?;
+            let after = compiler.object(&after.path, path, command, Sections, &text, "after")?;
+            units.push(Unit { path: path.clone(), shipped: Vec::new(), before: Vec::new(), after });
+        }
+        Ok(units)
     }
 
     /// Compiles units that are no part of the program.
@@ -469,6 +516,14 @@ impl Builder<'_> {
         }
         Ok(units)
     }
+}
+
+/// Returns the command of a unit after the change.
+fn command_after<'a>(
+    regenerated: Option<&'a RegeneratedSides>,
+    unit: &'a (String, crate::commands::CompileCommand),
+) -> &'a crate::commands::CompileCommand {
+    regenerated.and_then(|sides| sides.after.other_command(unit)).unwrap_or(&unit.1)
 }
 
 /// Returns the length of the longest beginning of a name, of whole words, that a text contains.
@@ -544,6 +599,12 @@ fn unread(project: &Project, files: &BTreeSet<String>) -> Result<Vec<ChangedFile
         ChangedFile { path: path.clone(), verdict, reason }
     };
     Ok(files.iter().map(verdict).collect())
+}
+
+/// Gives the verdict on a file that no compiler reads, after the rules ran with it: all that they make is compared.
+fn compared_by_results(path: String) -> ChangedFile {
+    let reason = "no compiler reads it; the rules ran with it, and what they make is compared".to_owned();
+    ChangedFile { path, verdict: Verdict::NoDifference, reason }
 }
 
 /// Records that both sides turned out to be the same machine code.

@@ -88,6 +88,7 @@ mod outline;
 mod package;
 mod preprocess;
 mod recorder;
+mod regenerate;
 mod request;
 mod root;
 mod sandbox;

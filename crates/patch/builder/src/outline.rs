@@ -5,6 +5,7 @@
 //! a whole is not compared with a build; the byte check of every unit that a patch touches replaces this comparison.
 
 use crate::commands::Recording;
+use crate::debian::Diff;
 use crate::includes::Includes;
 use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
 use crate::{Builder, Error};
@@ -22,12 +23,28 @@ impl Builder<'_> {
     /// # Errors
     /// The clean root cannot be made, a diff of the series does not apply, or the build fails as well.
     pub fn outline_package(&self, source: &SourcePackage) -> Result<BuiltPackage, Error> {
-        let shipped = Shipped::Full.diffs(&source.series)?;
-        let identity = format!("{}-outlined", self.identity(source, &shipped));
+        match self.outline(source, &Shipped::Full.diffs(&source.series)?)? {
+            Ok(outlined) => Ok(outlined),
+            Err(why) => {
+                tracing::info!(%why, "the rules do not run with compilations put off");
+                self.progress(&format!("{} needs a whole build: its rules read what they compile", source.name()));
+                self.build_package(source, &Shipped::Full, None)
+            }
+        }
+    }
+
+    /// Runs a package's rules with these diffs. The inner error is the reason why they do not run with compilations put
+    /// off.
+    pub(crate) fn outline(
+        &self,
+        source: &SourcePackage,
+        diffs: &[Diff],
+    ) -> Result<Result<BuiltPackage, String>, Error> {
+        let identity = format!("{}-outlined", self.identity(source, diffs));
         let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.cache.entry(&EntryName::new("built", &identity), |into| {
-            let tree = self.shipped_tree(source, &shipped, into)?;
+            let tree = self.shipped_tree(source, diffs, into)?;
             self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
             let rules = Rules { targets: &["build-arch"], deferring: true, integration: None };
             match self.run_rules(&root, &build_path, into, &rules) {
@@ -42,19 +59,16 @@ impl Builder<'_> {
         })?;
         let own = Tree::open(&entry)?;
         if let Some(why) = own.read_existing(WHY_NOT)? {
-            let why = String::from_utf8_lossy(&why);
-            tracing::info!(%why, "the rules do not run with compilations put off");
-            self.progress(&format!("{} needs a whole build: its rules read what they compile", source.name()));
-            return self.build_package(source, &Shipped::Full, None);
+            return Ok(Err(String::from_utf8_lossy(&why).into_owned()));
         }
-        Ok(BuiltPackage {
-            shipped,
+        Ok(Ok(BuiltPackage {
+            shipped: diffs.to_vec(),
             root: Tree::open(&root)?.known_as(Path::new("/")),
             source: build_path.clone(),
             tree: Tree::open(&entry.join("tree"))?.known_as(&build_path),
             identity,
             recording: Recording::read(&entry.join("records"))?,
             includes: Some(Includes::read(&own)?),
-        })
+        }))
     }
 }

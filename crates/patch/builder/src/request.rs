@@ -123,10 +123,34 @@ impl Builder<'_> {
         }
         let uncertainty = output.as_ref().ok().and_then(|output| output.uncertainty.clone());
         let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
-        let mut project = built.project(inside, shipped_source.tree(), self.cache.clone());
-        project.account.unknown = project.account.unknown.or(uncertainty);
+        let project = || {
+            let mut project = built.project(inside.clone(), shipped_source.tree(), self.cache.clone());
+            project.account.unknown = project.account.unknown.or(uncertainty.clone());
+            project
+        };
         let package = Some((source.name().to_owned(), source.version().to_owned()));
-        self.build(Job { project, base, diffs, target, unit_filter: &[], package, statement, report })
+        let job = |target, regenerated| Job {
+            project: project(),
+            base: base.clone(),
+            diffs: diffs.clone(),
+            target,
+            unit_filter: &[],
+            package: package.clone(),
+            statement,
+            regenerated,
+            report: report.clone(),
+        };
+        let error = match self.build(job(target.clone(), None)) {
+            Err(error @ (Error::ChangesBuild { .. } | Error::Unaccounted { .. })) if request.integrated.is_none() => {
+                error
+            }
+            other => return other,
+        };
+        self.progress(&format!("running the rules of {} with the diffs: they change more than sources", source.name()));
+        match self.regenerate_sides(shipped_source, &shipped_diffs, &base, &diffs, inside.clone())? {
+            Some(sides) => self.build(job(target, Some(&sides))),
+            None => Err(error),
+        }
     }
 
     /// Finds the ELF file to patch and the matching output of the build, or the reason why that output is not known.
@@ -208,7 +232,17 @@ impl Builder<'_> {
             includes: None,
         };
         let unit_filter = &request.unit_filter[..];
-        self.build(Job { project, base, diffs, target, unit_filter, package: None, statement, report })
+        self.build(Job {
+            project,
+            base,
+            diffs,
+            target,
+            unit_filter,
+            package: None,
+            statement,
+            regenerated: None,
+            report,
+        })
     }
 }
 

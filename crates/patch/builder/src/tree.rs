@@ -2,6 +2,7 @@
 
 use crate::debian::Diff;
 use crate::diff::{self, FileDiff};
+use crate::regenerate::MadeFiles;
 use crate::{Cache, Error, numbering};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -68,6 +69,8 @@ pub(crate) struct Selection<'a> {
     pub(crate) is_input: &'a dyn Fn(&str) -> bool,
     /// Returns true if the author of the patch states that a file makes no difference.
     pub(crate) left_out: &'a dyn Fn(&str) -> bool,
+    /// True if the package's rules ran on both sides: build files are then compared by what they make.
+    pub(crate) regenerated: bool,
 }
 
 /// Diffs, file by file.
@@ -96,7 +99,7 @@ impl<'a> Parts<'a> {
                 } else if is_source(&file.path) || (selection.is_input)(&file.path) {
                     all.touched.insert(file.path.clone());
                     all.parts.push((diff, file));
-                } else if is_build_file(&file.path) {
+                } else if is_build_file(&file.path) && !selection.regenerated {
                     return Err(Error::ChangesBuild { name: diff.name.clone(), file: file.path });
                 } else {
                     all.others.insert(file.path);
@@ -111,20 +114,23 @@ impl<'a> Parts<'a> {
 }
 
 /// Makes a copy of `shipped` with diffs applied in order, kept in the cache. `copies` are files of the shipped tree
-/// that its build copied, and the file that each is a copy of: they change with it.
+/// that its build copied, and the file that each is a copy of: they change with it. `made` are files that the package's
+/// rules make otherwise with the diffs.
 pub(crate) fn patched(
     cache: &Cache,
     shipped: &untrusted::Tree,
     identity: &str,
     parts: &Parts,
     copies: &BTreeMap<String, String>,
+    made: &MadeFiles,
 ) -> Result<Tree, Error> {
     let mut warnings = parts.warnings.clone();
-    let touched = parts.touched.clone();
+    let touched: BTreeSet<String> = parts.touched.iter().chain(made.keys()).cloned().collect();
     if touched.is_empty() {
         return Ok(Tree { path: shipped.path().to_owned(), touched, copies: BTreeMap::new(), warnings });
     }
     let changed = Changed::apply(shipped, &touched, &parts.parts, &mut warnings)?;
+    changed.replace(made)?;
     let copies = copies_of(shipped, &touched, copies);
     let places: Vec<&[u8]> = copies.keys().map(String::as_bytes).collect();
     let digest = changed.digest()?;
@@ -219,6 +225,16 @@ impl Changed {
         Ok(())
     }
 
+    /// Takes the contents of files that the rules make.
+    fn replace(&self, made: &MadeFiles) -> Result<(), Error> {
+        made.iter().try_for_each(|(file, text)| {
+            match text {
+                Some(text) => Ok(self.own.write(file, text)?),
+                None => Ok(self.own.remove(file).map(drop)?),
+            }
+        })
+    }
+
     fn digest(&self) -> Result<[u8; 32], Error> {
         let mut parts: Vec<Vec<u8>> = Vec::new();
         for file in &self.files {
@@ -244,7 +260,10 @@ impl Changed {
             };
             let before = shipped.read(file).ok();
             let text = match (before.as_deref().map(std::str::from_utf8), std::str::from_utf8(&after)) {
-                (Some(Ok(before)), Ok(after)) => numbering::number(before, after).into_bytes(),
+                // a generator numbers lines itself
+                (Some(Ok(before)), Ok(text)) if !text.contains("\n#line ") => {
+                    numbering::number(before, text).into_bytes()
+                }
                 _ => after,
             };
             into.write(place, &text)?;
@@ -259,7 +278,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    const ALL: Selection = Selection { is_input: &|_| false, left_out: &|_| false };
+    const ALL: Selection = Selection { is_input: &|_| false, left_out: &|_| false, regenerated: false };
 
     fn sample() -> (tempfile::TempDir, Cache, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
@@ -276,7 +295,7 @@ mod tests {
 
     fn patched(cache: &Cache, shipped: &Path, diffs: &[Diff], selection: &Selection) -> Result<Tree, Error> {
         let shipped = untrusted::Tree::open(shipped)?;
-        super::patched(cache, &shipped, "id", &Parts::of(diffs, selection)?, &BTreeMap::new())
+        super::patched(cache, &shipped, "id", &Parts::of(diffs, selection)?, &BTreeMap::new(), &MadeFiles::new())
     }
 
     #[test]
@@ -332,14 +351,23 @@ mod tests {
         )];
         let copies = BTreeMap::from([("build/one/a.c".to_owned(), "a.c".to_owned())]);
         let parts = Parts::of(&change, &ALL).unwrap();
-        let tree = super::patched(&cache, &untrusted::Tree::open(&source).unwrap(), "id", &parts, &copies).unwrap();
+        let tree =
+            super::patched(&cache, &untrusted::Tree::open(&source).unwrap(), "id", &parts, &copies, &MadeFiles::new())
+                .unwrap();
         let read = |file: &str| fs::read_to_string(tree.path.join(file)).unwrap();
         assert_eq!(read("build/one/a.c"), read("a.c"));
         assert_eq!(read("build/one/sub/b.h"), "int b;\n");
         assert_eq!(tree.touched, BTreeSet::from(["a.c".to_owned(), "sub/b.h".to_owned()]));
         assert_eq!(fs::read_to_string(source.join("build/one/a.c")).unwrap(), "one\ntwo\nthree\n");
-        let plain =
-            super::patched(&cache, &untrusted::Tree::open(&source).unwrap(), "id", &parts, &BTreeMap::new()).unwrap();
+        let plain = super::patched(
+            &cache,
+            &untrusted::Tree::open(&source).unwrap(),
+            "id",
+            &parts,
+            &BTreeMap::new(),
+            &MadeFiles::new(),
+        )
+        .unwrap();
         assert_ne!(plain.path, tree.path, "a tree without the copies is another one");
     }
 

@@ -232,6 +232,9 @@ impl Assembly<'_, '_> {
                 let Some(bytes) = after.literal(section, anchor) else {
                     return Err(self.unresolved(unit, entry.name, user, "it points outside of all literals"));
                 };
+                if let Some(at) = self.units[unit].shipped.as_ref().and_then(|shipped| shipped.other_string(bytes)) {
+                    return Ok((self.string_of_target(unit, bytes, at), raw - anchor));
+                }
                 Ok((self.literal(bytes, entry.align), raw - anchor))
             }
             Nature::Tls => self.variable(unit, reloc, (section, anchor, raw), user),
@@ -246,6 +249,22 @@ impl Assembly<'_, '_> {
                 self.variable(unit, reloc, (section, if offset == anchor { offset } else { anchor }, raw), user)
             }
         }
+    }
+
+    /// Returns the symbol of a string of the target that differs from the one of the unit.
+    fn string_of_target(&mut self, unit: usize, literal: &[u8], at: u64) -> u32 {
+        let text =
+            |bytes: &[u8]| String::from_utf8_lossy(bytes.split(|b| *b == 0).next().unwrap_or_default()).into_owned();
+        let there = self.target.bytes(at, literal.len() as u64).map(text).unwrap_or_default();
+        let warning = format!(
+            "{} has {:?} where the target has {there:?}; new code uses the target's",
+            self.units[unit].path,
+            text(literal)
+        );
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
+        self.symbol("string of the target", SymbolValue::Target(Svma(at)), ResolvedBy::ReverseRelocation)
     }
 
     /// Resolves a reference to code of the same unit.

@@ -45,6 +45,9 @@ pub(crate) struct KnownValues<'a> {
     pub(crate) conflicts: Vec<Conflict>,
     /// Weak names that nothing defines.
     pub(crate) absent: BTreeSet<&'a str>,
+    /// Strings in place of which the target has others, and the addresses of these: build paths, dates, versions of the
+    /// compiler.
+    pub(crate) other_strings: BTreeMap<&'a [u8], u64>,
     /// The module's own `tls_index`.
     pub(crate) module_index: Option<u64>,
     /// Data sections that were compared with the target, and those that match.
@@ -276,6 +279,23 @@ fn literal_matches(target: &TargetElf, object: &Object<'_>, reloc: &Reloc, addre
     target.bytes(at, literal.len() as u64) == Some(literal)
 }
 
+/// Returns true if code is certainly at the piece's address, even if the target has another string in place of some:
+/// there is much of it, and most of its literals are there.
+fn certainly_placed(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool {
+    /// Length limit, in bytes: shorter code is in other functions by chance.
+    const LENGTH_MIN: u64 = 128;
+    let code = object.sections[piece.section].bytes;
+    let matches = within(object, piece).filter_map(|(reloc, at)| {
+        let Home::Section(section) = object.symbols[reloc.symbol].home else { return None };
+        let is_literal = matches!(object.sections[section].nature, Nature::Merged { .. });
+        let Some(Value::Address(address)) = read(target, code, reloc, at).filter(|_| is_literal) else { return None };
+        Some(literal_matches(target, object, reloc, address))
+    });
+    let (same, other) =
+        matches.fold((0, 0), |(same, other), matches| if matches { (same + 1, other) } else { (same, other + 1) });
+    piece.end - piece.start >= LENGTH_MIN && same > other
+}
+
 /// Reads every relocated value of a piece of code, and of the data that it refers to.
 pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut KnownValues<'a>, piece: &Piece) {
     if piece.start == 0 && piece.end == object.sections[piece.section].size {
@@ -337,6 +357,7 @@ impl<'a> KnownValues<'a> {
 
     fn read_piece(&mut self, target: &TargetElf, object: &Object<'a>, piece: &Piece) {
         let code = object.sections[piece.section].bytes;
+        let is_certain = certainly_placed(target, object, piece);
         let mut hidden_until = 0;
         for (reloc, at) in within(object, piece) {
             // The call that belongs to a thread-local sequence is rewritten along with it.
@@ -350,13 +371,13 @@ impl<'a> KnownValues<'a> {
             }
             match read(target, code, reloc, at) {
                 Some(_) if refers_to_internal_data(object, piece, reloc) => {}
-                Some(value) => self.note(target, object, reloc, value),
+                Some(value) => self.note(target, object, reloc, value, is_certain),
                 None => self.conflict(object.symbols[reloc.symbol].name, at, 0),
             }
         }
     }
 
-    fn note(&mut self, target: &TargetElf, object: &Object<'a>, reloc: &Reloc, value: Value) {
+    fn note(&mut self, target: &TargetElf, object: &Object<'a>, reloc: &Reloc, value: Value, is_certain: bool) {
         if let Value::ModuleIndex(at) = value {
             self.module_index.get_or_insert(at);
             return;
@@ -366,9 +387,10 @@ impl<'a> KnownValues<'a> {
         }
         let symbol = &object.symbols[reloc.symbol];
         let Home::Section(section) = symbol.home else { return };
-        if let Nature::Merged { .. } = object.sections[section].nature {
+        if let Nature::Merged { strings, .. } = object.sections[section].nature {
             if let Value::Address(address) = value
                 && !literal_matches(target, object, reloc, address)
+                && !(strings && is_certain && self.note_other_string(object, reloc, address))
             {
                 self.conflict(object.sections[section].name, address, 0);
             }
@@ -377,6 +399,15 @@ impl<'a> KnownValues<'a> {
         if let Value::Address(at) | Value::Tls(at) | Value::Offset(at) = value {
             self.note_base(object, section, at.wrapping_sub(symbol.value));
         }
+    }
+
+    /// Records the string that the target has in place of one of the object; returns false if it has several.
+    fn note_other_string(&mut self, object: &Object<'a>, reloc: &Reloc, address: u64) -> bool {
+        let Site::Inside { section, anchor, .. } = object.site(reloc) else { return false };
+        let symbol = &object.symbols[reloc.symbol];
+        let at = if symbol.kind == SymbolType::Section { address.wrapping_add_signed(anchor) } else { address };
+        let literal = object.literal(section, anchor);
+        literal.is_some_and(|literal| *self.other_strings.entry(literal).or_insert(at) == at)
     }
 
     fn note_name(&mut self, target: &TargetElf, object: &Object<'a>, reloc: &Reloc, name: &'a str, value: Value) {

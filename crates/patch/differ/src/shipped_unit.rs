@@ -149,6 +149,11 @@ impl<'a> ShippedUnit<'a> {
         (known != Name::default()).then_some(known)
     }
 
+    /// Returns the address of the string that the target has in place of one of this unit.
+    pub(crate) fn other_string(&self, literal: &[u8]) -> Option<u64> {
+        self.places.known.other_strings.get(literal).copied()
+    }
+
     /// Returns true if code or data of this unit in the target refers to a name, or might: code that exists there and
     /// was not found counts. Copies of inline code without a reference do not count: the unit has no evidence that the
     /// target has them.

@@ -110,12 +110,11 @@ fn changes_code(diff: &Diff) -> bool {
     files.map(Path::new).any(|file| file.extension().is_some_and(|e| SUFFIXES.contains(&e.to_string_lossy().as_ref())))
 }
 
-/// Builds the reverse of a diff; where later diffs change the same files, on top of their reverse.
+/// Builds the reverse of a diff; where later diffs need it, on top of their reverse.
 fn outcome(builder: &Builder, source: &SourcePackage, index: usize, programs: &[&str]) -> Result<Outcome, String> {
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let diffs = &source.series.diffs;
     let reversed = write_reversed(directory.path(), &diffs[index])?;
-    let touched = files(&diffs[index]);
     let mut best: Option<Outcome> = None;
     for program in programs {
         let mut request = DebianRequest {
@@ -129,11 +128,20 @@ fn outcome(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             binary: Some(PathBuf::from(program)),
         };
         let mut found = of(builder, &request, program);
-        if matches!(found, Outcome::NotReversible { .. }) {
-            for diff in diffs[index + 1..].iter().rev().filter(|diff| !files(diff).is_disjoint(&touched)) {
+        let needs_later = |found: &Outcome| match found {
+            Outcome::NotReversible { .. } | Outcome::Failed { .. } => true,
+            Outcome::Refused { code, .. } => code == "unresolved-symbol",
+            _ => false,
+        };
+        // what a later diff of the series changes or uses goes first
+        if needs_later(&found) {
+            for diff in diffs[index + 1..].iter().rev().filter(|diff| changes_code(diff)) {
                 request.on_top_of.push(write_reversed(directory.path(), diff)?.display().to_string());
             }
-            found = of(builder, &request, program);
+            let later = of(builder, &request, program);
+            if !matches!(later, Outcome::NotReversible { .. } | Outcome::Failed { .. }) {
+                found = later;
+            }
         }
         best = Some(best.map_or(found.clone(), |best| best.min(found)));
         if matches!(best, Some(Outcome::Built { .. } | Outcome::NotReversible { .. })) {
@@ -167,12 +175,6 @@ fn of(builder: &Builder, request: &DebianRequest, program: &str) -> Outcome {
         Err(error @ Error::DoesNotApply { .. }) => Outcome::NotReversible { reason: first(error.to_string()) },
         Err(error) => Outcome::Failed { reason: first(error.to_string()) },
     }
-}
-
-fn files(diff: &Diff) -> BTreeSet<String> {
-    let text = String::from_utf8_lossy(&diff.text);
-    let names = text.lines().filter_map(|line| line.strip_prefix("+++ ").or_else(|| line.strip_prefix("--- ")));
-    names.filter_map(|rest| rest.split('\t').next()?.split_once('/').map(|(_, path)| path.to_owned())).collect()
 }
 
 fn write_reversed(directory: &Path, diff: &Diff) -> Result<PathBuf, String> {

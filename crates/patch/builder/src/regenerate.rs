@@ -1,0 +1,113 @@
+//! Diffs of build files and of inputs of generators: the package's rules run again with them, with compilations put off.
+//!
+//! A diff of a makefile mostly adds a test; one of a grammar makes other sources. Neither is visible in the text of the
+//! diff. So the builder compares what the rules make on both sides: the commands of the target's units, and every file
+//! that a compiler reads.
+
+use crate::commands::CompileCommand;
+use crate::debian::Diff;
+use crate::package::{BuiltPackage, SourcePackage};
+use crate::tree::is_source;
+use crate::{Builder, Error};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use stillpoint_host::untrusted::Tree;
+
+/// Files that the rules make otherwise than as shipped; without contents where they do not make them.
+pub(crate) type MadeFiles = BTreeMap<String, Option<Vec<u8>>>;
+type UnitCommand = (String, CompileCommand);
+
+/// The package with some diffs, after its rules ran.
+#[derive(Debug)]
+pub(crate) struct Regenerated {
+    tree: Tree,
+    /// Commands of the target's units.
+    pub(crate) commands: Vec<UnitCommand>,
+}
+
+/// Both sides of a patch, each after the package's rules ran.
+#[derive(Debug)]
+pub(crate) struct RegeneratedSides {
+    /// `None` where the side before has only the shipped diffs.
+    pub(crate) before: Option<Regenerated>,
+    pub(crate) after: Regenerated,
+}
+
+impl Builder<'_> {
+    /// Runs a package's rules with the diffs of both sides. `inside` is the target in the build. `None` if the rules do
+    /// not run with compilations put off.
+    pub(crate) fn regenerate_sides(
+        &self,
+        source: &SourcePackage,
+        shipped: &[Diff],
+        base: &[Diff],
+        diffs: &[Diff],
+        inside: Result<&Path, String>,
+    ) -> Result<Option<RegeneratedSides>, Error> {
+        let before = [shipped, base].concat();
+        let after = [&before[..], diffs].concat();
+        let before = match base {
+            [] => None,
+            _ => match self.regenerate(source, &before, inside.clone())? {
+                None => return Ok(None),
+                made => made,
+            },
+        };
+        let after = self.regenerate(source, &after, inside)?;
+        Ok(after.map(|after| RegeneratedSides { before, after }))
+    }
+
+    fn regenerate(
+        &self,
+        source: &SourcePackage,
+        diffs: &[Diff],
+        inside: Result<&Path, String>,
+    ) -> Result<Option<Regenerated>, Error> {
+        let Ok(made) = self.outline(source, diffs)? else { return Ok(None) };
+        let BuiltPackage { tree, .. } = &made;
+        let tree = Tree::open(tree.path())?.known_as(tree.own_name());
+        let commands = made.project(inside, source.tree(), self.cache.clone()).commands;
+        Ok(Some(Regenerated { tree, commands }))
+    }
+}
+
+impl Regenerated {
+    /// Returns the files, of those that compilers read, that differ from the shipped tree and are not in `known`.
+    pub(crate) fn made_files(
+        &self,
+        shipped: &Tree,
+        is_input: &dyn Fn(&str) -> bool,
+        known: &BTreeSet<&String>,
+    ) -> Result<MadeFiles, Error> {
+        let files = |tree: &Tree| -> Result<BTreeSet<String>, Error> {
+            let entries = tree.entries()?;
+            let files = entries.iter().filter(|entry| entry.is_file());
+            let names = files.map(|entry| entry.name.to_string_lossy().into_owned());
+            Ok(names.filter(|name| (is_source(name) || is_input(name)) && !known.contains(name)).collect())
+        };
+        let (old, new) = (files(shipped)?, files(&self.tree)?);
+        let mut found = MadeFiles::new();
+        for file in old.union(&new) {
+            let text = self.tree.read_existing(file)?;
+            if text != shipped.read_existing(file)? {
+                found.insert(file.clone(), text);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the command of a unit on this side, if it is another one than as shipped.
+    pub(crate) fn other_command(&self, (unit, command): &UnitCommand) -> Option<&CompileCommand> {
+        let here = self.commands.iter().filter(|(path, there)| path == unit && there.object == command.object);
+        let mut here = here.map(|(_, there)| there).peekable();
+        let first = *here.peek()?;
+        (!here.any(|there| there.identity() == command.identity())).then_some(first)
+    }
+
+    /// Returns the units that are new on this side.
+    pub(crate) fn new_units<'a>(&'a self, shipped: &'a [UnitCommand]) -> impl Iterator<Item = &'a UnitCommand> {
+        let known: BTreeSet<(&String, Option<&PathBuf>)> =
+            shipped.iter().map(|(path, command)| (path, command.object.as_ref())).collect();
+        self.commands.iter().filter(move |(path, command)| !known.contains(&(path, command.object.as_ref())))
+    }
+}
