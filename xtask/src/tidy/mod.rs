@@ -7,6 +7,7 @@ mod language;
 mod layers;
 mod layout;
 mod lexer;
+mod packages;
 mod purity;
 mod text;
 mod tree;
@@ -53,6 +54,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         purity::pure_crates,
         purity::unsafe_only_at_the_edge,
         file_access::opened_in_one_place,
+        packages::no_package_by_name,
         text::markers,
         text::host_names,
         language::words_for_users,

@@ -6,6 +6,7 @@ use crate::commands::Recording;
 use crate::debian::Diff;
 use crate::package::BuiltPackage;
 use crate::recorder;
+use crate::regenerate::{Regenerated, RegeneratedSides};
 use crate::request::output_of;
 use crate::{Builder, Cache, Error, Verdict};
 use std::fs;
@@ -25,10 +26,13 @@ __attribute__((noinline)) int spare(int value)\n{\n    return abs(value) * 17 + 
 const OTHER_MAIN: &str = "#include <stdio.h>\n\nint spare(int value);\n\n\
 int main(int argc, char **argv)\n{\n    (void)argv;\n    printf(\"%d\\n\", spare(argc) + 5);\n    return argc * 3;\n}\n";
 
+/// File, text, and the text in its place.
+type Change<'a> = (&'a str, &'a str, &'a str);
+
 /// Changes the code of `clamp` in every variant that is compiled.
-const FIX: (&str, &str, &str) = ("src/clamp.c", "return value + 11", "return value + 12");
-const HEADER_FIX: (&str, &str, &str) = ("src/limit.h", "100", "50");
-const OTHER_FIX: (&str, &str, &str) = ("src/other.c", "* 17", "* 18");
+const FIX: Change = ("src/clamp.c", "return value + 11", "return value + 12");
+const HEADER_FIX: Change = ("src/limit.h", "100", "50");
+const OTHER_FIX: Change = ("src/other.c", "* 17", "* 18");
 
 /// A package that was built by the target `build` of its makefile, with the work of its compilers recorded.
 struct Package {
@@ -109,7 +113,7 @@ impl Package {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    fn diff(&self, (file, from, to): (&str, &str, &str)) -> Diff {
+    fn diff(&self, (file, from, to): Change) -> Diff {
         let before = self.path("original").join(file);
         let text = fs::read_to_string(&before).unwrap();
         assert!(text.contains(from), "{file} has no {from:?}");
@@ -121,24 +125,65 @@ impl Package {
     }
 
     /// Builds a patch of the program, as the program's package would contain it.
-    fn patch(&self, program: &str, change: (&str, &str, &str)) -> Result<Built, Error> {
+    fn patch(&self, program: &str, change: Change) -> Result<Built, Error> {
         self.patch_of(program, &[change])
     }
 
     /// Builds a patch from changes of several files.
-    fn patch_of(&self, program: &str, changes: &[(&str, &str, &str)]) -> Result<Built, Error> {
-        let target = self.path("out").join(Path::new(program).file_name().unwrap());
-        let strip = Command::new("strip").arg("-o").args([&target, &self.programs().join(program)]).status();
-        assert!(strip.unwrap().success());
-        let built = BuiltPackage {
+    fn patch_of(&self, program: &str, changes: &[Change]) -> Result<Built, Error> {
+        self.patch_with(program, changes, None)
+    }
+
+    /// Builds a patch after the rules ran with the changes.
+    fn patch_regenerated(&self, program: &str, changes: &[Change]) -> Result<Built, Error> {
+        let kept = ["tree", "records"].map(|name| (self.path(name), self.path(&format!("shipped-{name}"))));
+        kept.iter().for_each(|(path, aside)| fs::rename(path, aside).unwrap());
+        for name in ["tree", "records"] {
+            fs::create_dir(self.path(name)).unwrap();
+        }
+        self.copy("original/.", "tree");
+        for (file, from, to) in changes {
+            let text = fs::read_to_string(self.path("original").join(file)).unwrap();
+            fs::write(self.path("tree").join(file), text.replacen(from, to, 1)).unwrap();
+        }
+        if self.is_deferred {
+            fs::write(self.path("records").join(recorder::DEFER), "").unwrap();
+        }
+        self.make("tree", "build", &format!("{}:/usr/bin:/bin", self.path("bin").display()));
+        let made = ["tree", "records"].map(|name| (self.path(name), self.path(&format!("after-{name}"))));
+        made.iter().for_each(|(path, aside)| fs::rename(path, aside).unwrap());
+        kept.iter().for_each(|(path, aside)| fs::rename(aside, path).unwrap());
+        let after = self.built("after-tree", "after-records")?;
+        let inside = self.path("tree").join(program);
+        let commands = after.project(Ok(&inside), &self.path("original"), Cache::at(&self.path("trees"))?).commands;
+        let after = Regenerated { tree: after.tree, commands };
+        let built = self.patch_with(program, changes, Some(&RegeneratedSides { before: None, after }));
+        made.iter().for_each(|(_, aside)| fs::remove_dir_all(aside).unwrap());
+        built
+    }
+
+    fn built(&self, tree: &str, records: &str) -> Result<BuiltPackage, Error> {
+        Ok(BuiltPackage {
             shipped: Vec::new(),
             root: Tree::open(Path::new("/"))?,
             source: self.path("tree"),
-            tree: Tree::open(&self.path("tree"))?,
+            tree: Tree::open(&self.path(tree))?.known_as(&self.path("tree")),
             identity: "test".to_owned(),
-            recording: Recording::read(&self.path("records"))?,
+            recording: Recording::read(&self.path(records))?,
             includes: None,
-        };
+        })
+    }
+
+    fn patch_with(
+        &self,
+        program: &str,
+        changes: &[Change],
+        regenerated: Option<&RegeneratedSides>,
+    ) -> Result<Built, Error> {
+        let target = self.path("out").join(Path::new(program).file_name().unwrap());
+        let strip = Command::new("strip").arg("-o").args([&target, &self.programs().join(program)]).status();
+        assert!(strip.unwrap().success());
+        let built = self.built("tree", "records")?;
         let target = Target::read(&target)?;
         let output = output_of(&target, &target.path, &built, &built.outputs())?;
         let uncertainty = output.as_ref().ok().and_then(|output| output.uncertainty.clone());
@@ -156,7 +201,7 @@ impl Package {
             unit_filter: &[],
             package: None,
             statement: &Statement::default(),
-            regenerated: None,
+            regenerated,
             report: Report::default(),
         };
         Builder::new(cache, 2, &|_| {}).build(job)
@@ -365,5 +410,59 @@ fn a_table_that_a_rule_names_is_not_called_unchanged() {
         let files = package.patch_of("prog", &[FIX, test]).unwrap().report.files;
         let verdicts: Vec<Verdict> = files.iter().map(|file| file.verdict).collect();
         assert_eq!(verdicts, [Verdict::Compiled, Verdict::NoPart], "{files:?}");
+    }
+}
+
+fn verdicts(built: &Built) -> Vec<(&str, Verdict)> {
+    built.report.files.iter().map(|file| (file.path.as_str(), file.verdict)).collect()
+}
+
+fn functions(built: &Built) -> Vec<&str> {
+    built.patch.iter().flat_map(|patch| &patch.functions).map(|function| function.name.as_str()).collect()
+}
+
+#[test]
+fn a_source_that_a_generator_makes_is_compared() {
+    let test = "a_source_that_a_generator_makes_is_compared";
+    for package in Package::both(test, JOIN) {
+        let built = package.patch_regenerated("prog", &[FIX]).unwrap();
+        assert_eq!(functions(&built), ["clamp"]);
+        assert!(verdicts(&built).contains(&("all.c", Verdict::Compiled)), "{:?}", built.report.files);
+    }
+    for package in Package::both(test, TABLE) {
+        let table = ("src/codes.txt", "1 one", "2 two");
+        let built = package.patch_regenerated("prog", &[table]).unwrap();
+        assert!(built.patch.is_none(), "no code uses the table");
+        assert!(verdicts(&built).contains(&("codes.h", Verdict::NoDifference)), "{:?}", built.report.files);
+        assert!(verdicts(&built).contains(&("src/codes.txt", Verdict::NoDifference)), "{:?}", built.report.files);
+        let built = package.patch_regenerated("prog", &[table, FIX]).unwrap();
+        assert_eq!(functions(&built), ["clamp"]);
+    }
+}
+
+/// Compiles the units of a program one by one.
+const PLAIN: &str = "build:
+    gcc -O2 -c -o main.o src/main.c
+    gcc -O2 -c -o clamp.o src/clamp.c
+    $(LINK) -o prog main.o clamp.o";
+
+#[test]
+fn build_files_are_compared_by_the_commands_that_they_give() {
+    let test = "build_files_are_compared_by_the_commands_that_they_give";
+    for package in Package::both(test, PLAIN) {
+        let comment = ("Makefile", "build:", "# a list of tests\nbuild:");
+        let built = package.patch_regenerated("prog", &[FIX, comment]).unwrap();
+        assert_eq!(functions(&built), ["clamp"]);
+        assert_eq!(verdicts(&built), [("src/clamp.c", Verdict::Compiled), ("Makefile", Verdict::NoDifference)]);
+        let flags = ("Makefile", "-O2 -c -o clamp.o", "-O2 -DWIDE -c -o clamp.o");
+        let built = package.patch_regenerated("prog", &[flags]).unwrap();
+        assert_eq!(functions(&built), ["clamp"], "the same source with another macro");
+        let unit = ("Makefile", "$(LINK) -o prog", "gcc -O2 -c -o other.o src/other.c\n\t$(LINK) -o prog other.o");
+        let use_of_it = ("src/main.c", "argc > LIMIT", "spare(argc) > LIMIT");
+        let declaration = ("src/limit.h", "#define", "int spare(int value);\n#define");
+        let built = package.patch_regenerated("prog", &[unit, use_of_it, declaration]).unwrap();
+        assert!(functions(&built).contains(&"main"), "{:?}", built.report.files);
+        let patch = built.patch.unwrap();
+        assert!(patch.symbols.iter().any(|symbol| symbol.name == "spare"), "the new unit is part of the patch");
     }
 }

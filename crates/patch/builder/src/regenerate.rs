@@ -7,20 +7,19 @@
 use crate::commands::CompileCommand;
 use crate::debian::Diff;
 use crate::package::{BuiltPackage, SourcePackage};
-use crate::tree::is_source;
+use crate::tree::{MadeFiles, is_source};
 use crate::{Builder, Error};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use stillpoint_host::untrusted::Tree;
 
-/// Files that the rules make otherwise than as shipped; without contents where they do not make them.
-pub(crate) type MadeFiles = BTreeMap<String, Option<Vec<u8>>>;
 type UnitCommand = (String, CompileCommand);
 
 /// The package with some diffs, after its rules ran.
 #[derive(Debug)]
 pub(crate) struct Regenerated {
-    tree: Tree,
+    /// The tree, known by the path of the build.
+    pub(crate) tree: Tree,
     /// Commands of the target's units.
     pub(crate) commands: Vec<UnitCommand>,
 }

@@ -2,7 +2,6 @@
 
 use crate::debian::Diff;
 use crate::diff::{self, FileDiff};
-use crate::regenerate::MadeFiles;
 use crate::{Cache, Error, numbering};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -30,6 +29,9 @@ const BUILD_FILES: [&str; 9] = [
 ];
 /// Suffixes of build files, including inputs of generators, which do not run again.
 const BUILD_SUFFIXES: [&str; 9] = ["mk", "cmake", "am", "m4", "in", "y", "yy", "l", "ll"];
+
+/// Files that a package's rules make otherwise than as shipped; without contents where they do not make them.
+pub(crate) type MadeFiles = BTreeMap<String, Option<Vec<u8>>>;
 
 /// A copy of the shipped tree with diffs applied, numbered as shipped.
 #[derive(Debug, Clone)]
@@ -227,11 +229,9 @@ impl Changed {
 
     /// Takes the contents of files that the rules make.
     fn replace(&self, made: &MadeFiles) -> Result<(), Error> {
-        made.iter().try_for_each(|(file, text)| {
-            match text {
-                Some(text) => Ok(self.own.write(file, text)?),
-                None => Ok(self.own.remove(file).map(drop)?),
-            }
+        made.iter().try_for_each(|(file, text)| match text {
+            Some(text) => Ok(self.own.write(file, text)?),
+            None => Ok(self.own.remove(file).map(drop)?),
         })
     }
 
