@@ -6,7 +6,7 @@ use crate::commands::Recording;
 use crate::debian::Diff;
 use crate::package::BuiltPackage;
 use crate::recorder;
-use crate::regenerate::{Regenerated, RegeneratedSides};
+use crate::regenerate::{Regenerated, RegeneratedSides, TargetLink};
 use crate::request::output_of;
 use crate::{Builder, Cache, Error, Verdict};
 use std::fs;
@@ -156,8 +156,10 @@ impl Package {
         let after = self.built("after-tree", "after-records")?;
         let inside = self.path("tree").join(program);
         let commands = after.project(Ok(&inside), &self.path("original"), Cache::at(&self.path("trees"))?).commands;
-        let after = Regenerated { tree: after.tree, commands };
-        let built = self.patch_with(program, changes, Some(&RegeneratedSides { before: None, after }));
+        let link = TargetLink::of(&after, Ok(&inside));
+        let after = Regenerated { tree: after.tree, commands, link };
+        let shipped_link = TargetLink::of(&self.built("tree", "records")?, Ok(&inside));
+        let built = self.patch_with(program, changes, Some(&RegeneratedSides { before: None, after, shipped_link }));
         made.iter().for_each(|(_, aside)| fs::remove_dir_all(aside).unwrap());
         built
     }
@@ -457,6 +459,11 @@ fn build_files_are_compared_by_the_commands_that_they_give() {
         let flags = ("Makefile", "-O2 -c -o clamp.o", "-O2 -DWIDE -c -o clamp.o");
         let built = package.patch_regenerated("prog", &[flags]).unwrap();
         assert_eq!(functions(&built), ["clamp"], "the same source with another macro");
+        let link = ("Makefile", "$(LINK) -o prog", "$(LINK) -Wl,-z,now -o prog");
+        let error = package.patch_regenerated("prog", &[link]).unwrap_err();
+        assert!(error.is_refusal() && error.to_string().contains("now"), "{error}");
+        let warnings = package.patch_regenerated("prog", &[link, FIX]).unwrap().patch.unwrap().warnings;
+        assert!(warnings.iter().any(|warning| warning.contains("link changes too")), "{warnings:?}");
         let unit = ("Makefile", "$(LINK) -o prog", "gcc -O2 -c -o other.o src/other.c\n\t$(LINK) -o prog other.o");
         let use_of_it = ("src/main.c", "argc > LIMIT", "spare(argc) > LIMIT");
         let declaration = ("src/limit.h", "#define", "int spare(int value);\n#define");

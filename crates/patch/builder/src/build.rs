@@ -10,7 +10,7 @@ use crate::includes::Includes;
 use crate::preprocess::Text;
 use crate::regenerate::{Regenerated, RegeneratedSides};
 use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_unit};
-use crate::verdict::{ChangedFile, Verdict};
+use crate::verdict::{Bounded, ChangedFile, Verdict};
 use crate::{Builder, Error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -161,7 +161,25 @@ struct Units<'a> {
 
 impl Builder<'_> {
     /// Builds the patch of a job.
-    pub(crate) fn build(&self, mut job: Job) -> Result<Built, Error> {
+    pub(crate) fn build(&self, job: Job) -> Result<Built, Error> {
+        let link = job.regenerated.map(|sides| sides.link_differences()).unwrap_or_default();
+        let names = job.diffs.iter().map(|diff| diff.name.as_str()).collect::<Vec<_>>().join(", ");
+        let mut built = self.build_code(job)?;
+        if !link.is_empty() {
+            let Some(patch) = &mut built.patch else {
+                return Err(Error::ChangesBuild {
+                    name: names,
+                    file: format!("the target's link ({})", Bounded(&link)),
+                });
+            };
+            let warning = format!("the target's link changes too, which is no part of the patch: {}", Bounded(&link));
+            patch.warnings.push(warning.clone());
+            built.report.warnings.push(warning);
+        }
+        Ok(built)
+    }
+
+    fn build_code(&self, mut job: Job) -> Result<Built, Error> {
         job.report.diffs = job.diffs.iter().map(|d| d.name.clone()).collect();
         job.report.based_on = job.base.iter().map(|d| d.name.clone()).collect();
         job.report.target = job.target.path.clone();

@@ -375,6 +375,7 @@ impl Recording {
             let made = self.links.entry(output).or_default();
             made.kind = link.kind;
             made.inputs.extend(inputs);
+            made.options.extend(link.options);
         }
     }
 
@@ -427,7 +428,7 @@ impl Recording {
         if argv.iter().any(|a| matches!(a.as_str(), "-c" | "-E" | "-S" | "-M" | "-MM" | "-fsyntax-only")) {
             return;
         }
-        let (output, Link { kind, mut inputs }) = link::linker(directory, argv);
+        let (output, Link { kind, mut inputs, options }) = link::linker(directory, argv);
         inputs.retain(|input| !matches!(input, Input::File { path, .. } if is_unit(&path.to_string_lossy())));
         for command in one_step(directory, &output, argv, env) {
             inputs.extend(command.object.clone().map(|path| Input::File { path, whole: false }));
@@ -437,6 +438,7 @@ impl Recording {
             let made = self.links.entry(output).or_default();
             made.kind = kind;
             made.inputs.extend(inputs);
+            made.options.extend(options);
         }
     }
 

@@ -31,6 +31,8 @@ pub(crate) enum Kind {
 pub(crate) struct Link {
     pub(crate) kind: Kind,
     pub(crate) inputs: BTreeSet<Input>,
+    /// Options of the linker and of its driver, without those that name inputs and the output.
+    pub(crate) options: BTreeSet<String>,
 }
 
 /// One run of an archiver.
@@ -55,6 +57,24 @@ pub(crate) fn expanded(argv: Vec<String>, mut text_of: impl FnMut(&str) -> Optio
     out
 }
 
+/// Options of linkers whose value is the next argument.
+const VALUED: [&str; 12] = [
+    "-z",
+    "-soname",
+    "-h",
+    "-rpath",
+    "-rpath-link",
+    "-m",
+    "-e",
+    "-u",
+    "-dynamic-linker",
+    "--defsym",
+    "--hash-style",
+    "-plugin-opt",
+];
+/// Options of linkers with a script, which decides about exports or places.
+const SCRIPTS: [&str; 3] = ["--version-script", "--dynamic-list", "--retain-symbols-file"];
+
 /// Returns the output of a compiler driver that links, and its inputs.
 pub(crate) fn linker(directory: &Path, argv: &[String]) -> (PathBuf, Link) {
     let tokens = flattened(argv.get(1..).unwrap_or_default());
@@ -66,12 +86,16 @@ pub(crate) fn linker(directory: &Path, argv: &[String]) -> (PathBuf, Link) {
         let (name, directories) = (name.to_owned(), directories.clone());
         inputs.insert(Input::Library { name, directories, archives_only, whole });
     };
-    let mut files = BTreeSet::new();
+    let (mut files, mut options) = (BTreeSet::new(), BTreeSet::new());
     let mut rest = tokens.iter().copied();
     while let Some(token) = rest.next() {
         match token {
             "-" => {}
             "-o" | "-L" => drop(rest.next()),
+            _ if VALUED.contains(&token) => {
+                let value = rest.next().unwrap_or_default();
+                options.insert(format!("{token} {value}"));
+            }
             "-l" => rest.next().into_iter().for_each(|name| library(name, archives_only, whole)),
             "--whole-archive" | "-whole-archive" => whole = true,
             "--no-whole-archive" | "-no-whole-archive" => whole = false,
@@ -84,6 +108,11 @@ pub(crate) fn linker(directory: &Path, argv: &[String]) -> (PathBuf, Link) {
                     files.insert(Input::Response(resolve(directory, Path::new(path))));
                 } else if !token.starts_with('-') {
                     files.insert(Input::File { path: resolve(directory, Path::new(token)), whole });
+                } else if !token.starts_with("-L") && !token.starts_with("-o") {
+                    let script = token.split_once('=').filter(|(option, _)| SCRIPTS.contains(option));
+                    let path = script.map(|(_, path)| resolve(directory, Path::new(path)));
+                    files.extend(path.map(|path| Input::File { path, whole }));
+                    options.insert(token.to_owned());
                 }
             }
         }
@@ -91,7 +120,7 @@ pub(crate) fn linker(directory: &Path, argv: &[String]) -> (PathBuf, Link) {
     inputs.append(&mut files);
     let joins = tokens.iter().any(|token| matches!(*token, "-r" | "-i" | "-Ur" | "--relocatable"));
     let kind = if joins { Kind::Object } else { Kind::Image };
-    (resolve(directory, Path::new(output)), Link { kind, inputs })
+    (resolve(directory, Path::new(output)), Link { kind, inputs, options })
 }
 
 /// Returns the directories that the linker searches for libraries, in order.

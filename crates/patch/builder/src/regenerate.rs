@@ -4,8 +4,9 @@
 //! diff. So the builder compares what the rules make on both sides: the commands of the target's units, and every file
 //! that a compiler reads.
 
-use crate::commands::CompileCommand;
+use crate::commands::{CompileCommand, is_linked};
 use crate::debian::Diff;
+use crate::link::Input;
 use crate::package::{BuiltPackage, SourcePackage};
 use crate::tree::{MadeFiles, is_source};
 use crate::{Builder, Error};
@@ -22,6 +23,17 @@ pub(crate) struct Regenerated {
     pub(crate) tree: Tree,
     /// Commands of the target's units.
     pub(crate) commands: Vec<UnitCommand>,
+    /// Link of the target.
+    pub(crate) link: TargetLink,
+}
+
+/// The parts of a target's link that are no code: a running program keeps those it was linked with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct TargetLink {
+    options: BTreeSet<String>,
+    libraries: BTreeSet<String>,
+    /// Scripts of the linker, and their texts.
+    scripts: BTreeSet<(String, Vec<u8>)>,
 }
 
 /// Both sides of a patch, each after the package's rules ran.
@@ -30,6 +42,8 @@ pub(crate) struct RegeneratedSides {
     /// `None` where the side before has only the shipped diffs.
     pub(crate) before: Option<Regenerated>,
     pub(crate) after: Regenerated,
+    /// Link of the target before.
+    pub(crate) shipped_link: TargetLink,
 }
 
 impl Builder<'_> {
@@ -42,7 +56,9 @@ impl Builder<'_> {
         base: &[Diff],
         diffs: &[Diff],
         inside: Result<&Path, String>,
+        built: &BuiltPackage,
     ) -> Result<Option<RegeneratedSides>, Error> {
+        let shipped_link = TargetLink::of(built, inside.clone());
         let before = [shipped, base].concat();
         let after = [&before[..], diffs].concat();
         let before = match base {
@@ -53,7 +69,7 @@ impl Builder<'_> {
             },
         };
         let after = self.regenerate(source, &after, inside)?;
-        Ok(after.map(|after| RegeneratedSides { before, after }))
+        Ok(after.map(|after| RegeneratedSides { before, after, shipped_link }))
     }
 
     fn regenerate(
@@ -65,8 +81,42 @@ impl Builder<'_> {
         let Ok(made) = self.outline(source, diffs)? else { return Ok(None) };
         let BuiltPackage { tree, .. } = &made;
         let tree = Tree::open(tree.path())?.known_as(tree.own_name());
+        let link = TargetLink::of(&made, inside.clone());
         let commands = made.project(inside, source.tree(), self.cache.clone()).commands;
-        Ok(Some(Regenerated { tree, commands }))
+        Ok(Some(Regenerated { tree, commands, link }))
+    }
+}
+
+impl TargetLink {
+    pub(crate) fn of(built: &BuiltPackage, inside: Result<&Path, String>) -> Self {
+        let mut found = TargetLink::default();
+        let Some(link) = inside.ok().and_then(|inside| built.recording.links.get(inside)) else { return found };
+        found.options.clone_from(&link.options);
+        for input in &link.inputs {
+            match input {
+                Input::Library { name, .. } => drop(found.libraries.insert(name.clone())),
+                Input::File { path, .. } if !is_linked(path) => {
+                    let text = built.tree.read(path).ok().filter(|text| str::from_utf8(text).is_ok());
+                    found.scripts.extend(text.map(|text| (path.display().to_string(), text)));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Returns the differences, for people; empty if there are none.
+    pub(crate) fn differences(&self, other: &TargetLink) -> Vec<String> {
+        let lists = [(&self.options, &other.options), (&self.libraries, &other.libraries)];
+        let words = lists.iter().flat_map(|(one, two)| one.symmetric_difference(two)).cloned();
+        words.chain(self.scripts.symmetric_difference(&other.scripts).map(|(path, _)| path.clone())).collect()
+    }
+}
+
+impl RegeneratedSides {
+    /// Returns the parts of the target's link that the patch's own diffs change, for people.
+    pub(crate) fn link_differences(&self) -> Vec<String> {
+        self.before.as_ref().map_or(&self.shipped_link, |before| &before.link).differences(&self.after.link)
     }
 }
 

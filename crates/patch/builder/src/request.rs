@@ -147,7 +147,7 @@ impl Builder<'_> {
             other => return other,
         };
         self.progress(&format!("running the rules of {} with the diffs: they change more than sources", source.name()));
-        match self.regenerate_sides(shipped_source, &shipped_diffs, &base, &diffs, inside.clone())? {
+        match self.regenerate_sides(shipped_source, &shipped_diffs, &base, &diffs, inside.clone(), &built)? {
             Some(sides) => self.build(job(target, Some(&sides))),
             None => Err(error),
         }
