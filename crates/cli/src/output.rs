@@ -260,6 +260,13 @@ impl Output {
         bar.set_message(one_line(text).into_owned());
     }
 
+    /// Prints the current work on stderr, where no terminal shows it.
+    pub(crate) fn progress_line(&self, elapsed: Duration, text: impl fmt::Display) {
+        if !self.json && !io::stderr().is_terminal() {
+            print_message(&format!("{} s", elapsed.as_secs()), text);
+        }
+    }
+
     /// Removes the progress line.
     pub(crate) fn progress_done(&self) {
         if let Some(bar) = self.bar.lock().unwrap_or_else(PoisonError::into_inner).take() {

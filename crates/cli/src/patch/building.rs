@@ -4,6 +4,7 @@ use crate::output::Output;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 use stillpoint_events::VERSION;
 use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated, Verdict};
 
@@ -44,7 +45,7 @@ impl Integration {
     }
 }
 
-/// Runs `work` with a builder, and shows its progress on a terminal.
+/// Runs `work` with a builder, and shows its progress.
 pub(super) fn with_builder<R: Send>(
     workplace: &Workplace,
     output: &Output,
@@ -63,17 +64,39 @@ pub(super) fn with_builder<R: Send>(
             work(&builder.in_root_of(workplace.root_of.clone()))
         });
         // ends when the builder, and with it the sender, is dropped
-        for event in receiver {
-            match &event {
-                Event::Progress { text } => output.progress(text),
-                choice if output.is_json() => output.json(&EventLine { v: VERSION, event: choice }),
-                choice => output.note(choice),
-            }
-        }
+        show(&receiver, output);
         working.join()
     });
     output.progress_done();
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Interval of the lines that report progress where no terminal shows it.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Shows the events of a builder until it ends.
+fn show(receiver: &mpsc::Receiver<Event>, output: &Output) {
+    let begin = Instant::now();
+    let (mut next, mut current) = (begin + PROGRESS_INTERVAL, None);
+    loop {
+        match receiver.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Ok(event @ Event::Progress { .. }) => {
+                output.progress(&event.to_string());
+                current = Some(event);
+            }
+            Ok(choice) if output.is_json() => output.json(&EventLine { v: VERSION, event: &choice }),
+            Ok(choice) => output.note(choice),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                next += PROGRESS_INTERVAL;
+                match &current {
+                    Some(event) if output.is_json() => output.json(&EventLine { v: VERSION, event }),
+                    Some(event) => output.progress_line(begin.elapsed(), event),
+                    None => {}
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+    }
 }
 
 /// Choice of the builder, as a line of JSON.

@@ -64,6 +64,12 @@ pub struct EntryName<'a> {
     changing: &'a [&'a str],
 }
 
+impl std::fmt::Display for EntryName<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.kind, self.name)
+    }
+}
+
 impl<'a> EntryName<'a> {
     /// `name` ends in a hash of the recipe and its inputs.
     pub const fn new(kind: &'a str, name: &'a str) -> Self {
@@ -137,6 +143,12 @@ impl Cache {
             self.keep_to_limit();
         }
         Ok(path)
+    }
+
+    /// Returns true if another process makes the entry at this moment: [`Cache::entry`] would wait for it.
+    pub fn is_being_made(&self, entry: &EntryName) -> bool {
+        let is_locked = |path: PathBuf| matches!(Lock::try_exclusive(&path), Ok(None));
+        !self.holds(entry.kind, entry.name) && self.lock_path(entry, "make").is_ok_and(is_locked)
     }
 
     /// Returns true if there is a complete directory entry.

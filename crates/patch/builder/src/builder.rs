@@ -1,6 +1,8 @@
 //! The builder's settings, and its reports.
 
-use crate::{Cache, Event};
+use crate::{Cache, Error, Event};
+use std::path::{Path, PathBuf};
+use stillpoint_host::EntryName;
 
 /// Builder of patches and of the packages they need, with one cache.
 pub struct Builder<'a> {
@@ -27,6 +29,18 @@ impl<'a> Builder<'a> {
     /// left out.
     pub fn in_root_of(self, codename: Option<String>) -> Self {
         Builder { root_of: codename, ..self }
+    }
+
+    /// Returns an entry of the cache, as [`Cache::entry`] does; says so if another process makes it.
+    pub(crate) fn entry(
+        &self,
+        entry: &EntryName,
+        make: impl FnOnce(&Path) -> Result<(), Error>,
+    ) -> Result<PathBuf, Error> {
+        if self.cache.is_being_made(entry) {
+            self.report(Event::Waiting { entry: entry.to_string() });
+        }
+        self.cache.entry(entry, make)
     }
 
     pub(crate) fn progress(&self, text: &str) {

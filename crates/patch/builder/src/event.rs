@@ -31,6 +31,11 @@ pub enum Event {
         /// Newer versions.
         withheld: Vec<Withheld>,
     },
+    /// Wait for another process that makes an entry of the cache, which this one needs as well.
+    Waiting {
+        /// Kind and name of the entry.
+        entry: String,
+    },
     /// Versions of binary packages that are listed and not served; a clean root is made without them.
     DependenciesLeftOut {
         /// Package and version of each.
@@ -48,6 +53,7 @@ impl fmt::Display for Event {
                 }
                 write!(f, "taking {taken}")
             }
+            Event::Waiting { entry } => write!(f, "another stillpoint makes {entry}; waiting for it"),
             Event::DependenciesLeftOut { packages } => {
                 write!(f, "listed and not served, left out of the clean root: {}", packages.join(", "))
             }

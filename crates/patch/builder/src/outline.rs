@@ -43,7 +43,7 @@ impl Builder<'_> {
         let identity = format!("{}-outlined", self.identity(source, diffs));
         let root = self.root_for(source)?;
         let build_path = source.build_path();
-        let entry = self.cache.entry(&EntryName::new("built", &identity), |into| {
+        let entry = self.entry(&EntryName::new("built", &identity), |into| {
             let tree = self.shipped_tree(source, diffs, into)?;
             self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
             let rules = Rules { targets: &["build-arch"], deferring: true, integration: None };

@@ -308,7 +308,7 @@ impl Builder<'_> {
     }
 
     fn fetch_version(&self, apt: &Apt, package: &str, version: &str, parts: Parts) -> Result<SourcePackage, Error> {
-        let entry = self.cache.entry(&EntryName::new("source", &entry_name(package, version)), |into| {
+        let entry = self.entry(&EntryName::new("source", &entry_name(package, version)), |into| {
             let description = apt.download_source(package, version, into)?;
             let mut unpack = Command::new("dpkg-source");
             unpack.args(["--skip-patches", "--no-check", "--extract"]).arg(&description).arg("tree").current_dir(into);
@@ -345,7 +345,7 @@ impl Builder<'_> {
         }
         let root = self.root_for(source)?;
         let build_path = source.build_path();
-        let entry = self.cache.entry(&EntryName::new("built", &identity), |into| {
+        let entry = self.entry(&EntryName::new("built", &identity), |into| {
             let tree = self.shipped_tree(source, &diffs, into)?;
             integration.as_ref().map_or(Ok(()), |integration| integration.place(&tree))?;
             self.progress(&format!("building {} {}", source.name(), source.version()));
@@ -437,7 +437,28 @@ impl Builder<'_> {
         }
         let targets = format!("--rules-target={}", rules.targets.join(","));
         let argv = ["dpkg-buildpackage", "-B", "-d", "--no-sign", &targets];
-        run(&mut sandbox.command(build_path, &argv, &env), "building the package by its own rules").map(drop)
+        let mut command = sandbox.command(build_path, &argv, &env);
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            // the thread that starts a process must outlive it
+            scope.spawn(|| self.watch_records(&records, is_done));
+            let result = run(&mut command, "building the package by its own rules").map(drop);
+            drop(done);
+            result
+        })
+    }
+
+    /// Reports how far the rules have come, until `is_done` is closed.
+    fn watch_records(&self, records: &Path, is_done: std::sync::mpsc::Receiver<()>) {
+        const INTERVAL: std::time::Duration = std::time::Duration::from_secs(2);
+        while is_done.recv_timeout(INTERVAL) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let names = stillpoint_host::file::list(records).unwrap_or_default();
+            let count = |suffix: &str| names.iter().filter(|name| name.ends_with(suffix)).count();
+            let (calls, deferred, real) = (count(".command"), count(".deferred"), count(".real"));
+            self.progress(&format!(
+                "running the rules: {calls} calls of compilers, {deferred} put off, {real} made up for"
+            ));
+        }
     }
 
     /// Writes the recorder under the name of every tool of the root that it stands in for.
@@ -449,7 +470,7 @@ impl Builder<'_> {
         // another release's autoconf may not read the package's input; its output is part of the source
         programs.extend(self.foreign_root().map(|_| ("dh_autoreconf", "#!/bin/sh\n")));
         let parts = programs.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
-        self.cache.entry(&EntryName::new("recorder", &stillpoint_host::cache::key(parts)), |into| {
+        self.entry(&EntryName::new("recorder", &stillpoint_host::cache::key(parts)), |into| {
             let own = Tree::open(into)?;
             Ok(programs.iter().try_for_each(|(name, text)| own.write_program(name, text.as_bytes()))?)
         })
@@ -462,7 +483,7 @@ impl Builder<'_> {
     /// version.
     pub fn fetch_binaries(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching the binary packages of {} {}", source.name(), source.version()));
-        self.cache.entry(&EntryName::new("binaries", &source.key()), |into| {
+        self.entry(&EntryName::new("binaries", &source.key()), |into| {
             let packages = source.apt.programs_of(&source.stanza)?;
             let (package, version) = (source.name().to_owned(), source.version().to_owned());
             if packages.is_empty() {

@@ -90,7 +90,7 @@ fn make(
     let key =
         stillpoint_host::cache::key([sources.as_bytes(), stanza.package.as_bytes(), stanza.build_depends.as_bytes()]);
     let name = format!("{name}-{key}");
-    builder.cache.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
+    builder.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
         let base = base(builder, apt, &sources)?;
         let mut copy = Command::new("cp");
         copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&base).arg(into);
@@ -150,7 +150,7 @@ fn with_served(
 fn base(builder: &Builder, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
     let codename = &apt.archives.codename;
     let name = format!("{codename}-{}", stillpoint_host::cache::key([sources.as_bytes()]));
-    builder.cache.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
+    builder.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
         let scratch = builder.cache.scratch()?;
         let own = Tree::open(scratch.path())?;
         own.write("archive.sources", sources.as_bytes())?;

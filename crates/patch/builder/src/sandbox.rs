@@ -62,7 +62,9 @@ impl Sandbox {
             command.stdin(Stdio::null());
             return command;
         }
-        let mut command = Command::new("unshare");
+        // every process of the sandbox ends when its first one does, and this one when ours does
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "unshare", "--pid", "--fork", "--kill-child"]);
         if !rustix::process::geteuid().is_root() {
             command.args(["--user", "--map-root-user"]);
         }
@@ -103,7 +105,7 @@ pub(crate) fn output(command: &mut Command) -> Result<Output, Error> {
         let program = command.get_program().to_string_lossy().into_owned();
         let package = match program.as_str() {
             "dpkg-source" => "dpkg-dev",
-            "unshare" => "util-linux",
+            "setpriv" => "util-linux",
             other => other,
         };
         let hint = format!("apt-get install {package}");

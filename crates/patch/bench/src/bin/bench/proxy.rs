@@ -72,9 +72,11 @@ pub(crate) fn proxy(rounds: usize, seconds: u64) -> Result<Section, String> {
     chown(dir.path(), Some(USER_ID), Some(USER_ID))
         .map_err(|e| format!("give the directory to the unprivileged user: {e}"))?;
     let pgbouncer = owned_by_unprivileged_user(&pgbouncer, dir.path());
+    // the proxy reads no configuration that another user could exchange
+    let own = TempDir::with_prefix("stillpoint-bench-").map_err(|e| format!("make a directory: {e}"))?;
     let ways = [
         ServerPath { name: "direct", port: cluster.port(), process: None, prepares: true },
-        ours(&cluster, dir.path()),
+        ours(&cluster, own.path()),
         bouncer(&pgbouncer, &cluster, dir.path(), "session"),
         bouncer(&pgbouncer, &cluster, dir.path(), "transaction"),
     ];
