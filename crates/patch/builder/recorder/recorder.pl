@@ -262,7 +262,7 @@ sub script {
 sub is_original {
     my ($file) = @_;
     my ($began, $changed) = map { (stat $_)[9] } "$records/defer", $file;
-    return $file =~ /\.(?:c|cc|cpp|cxx|C|S)$/ && defined $changed && $changed <= $began;
+    return $file =~ /\.(?:c|cc|cpp|cxx|C|S|s)$/ && defined $changed && $changed <= $began;
 }
 
 # ---- placeholders

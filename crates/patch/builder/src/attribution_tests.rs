@@ -7,7 +7,6 @@ use crate::debian::Diff;
 use crate::package::BuiltPackage;
 use crate::recorder;
 use crate::regenerate::{Regenerated, RegeneratedSides, TargetLink};
-use crate::request::output_of;
 use crate::{Builder, Cache, Error, Verdict};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -187,10 +186,11 @@ impl Package {
         assert!(strip.unwrap().success());
         let built = self.built("tree", "records")?;
         let target = Target::read(&target)?;
-        let output = output_of(&target, &target.path, &built, &built.outputs())?;
+        let cache = Cache::at(&self.path("cache"))?;
+        let builder = Builder::new(cache, 2, &|_| {});
+        let output = builder.output_of(&target, &target.path, &built, &self.path("original"))?;
         let uncertainty = output.as_ref().ok().and_then(|output| output.uncertainty.clone());
         assert_eq!(uncertainty, None);
-        let cache = Cache::at(&self.path("cache"))?;
         let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
         let mut project = built.project(inside, &self.path("original"), Cache::at(&self.path("trees"))?);
         // the tree is mounted at its path: the system's own compiler reaches it
@@ -206,7 +206,7 @@ impl Package {
             regenerated,
             report: Report::default(),
         };
-        Builder::new(cache, 2, &|_| {}).build(job)
+        builder.build(job)
     }
 }
 

@@ -64,7 +64,7 @@ impl CompileCommand {
             Job::Sections => kept.extend(["-c", "-g", "-ffunction-sections", "-fdata-sections"].map(OsString::from)),
         }
         // By default, compilers of C++ leave a class's members to the unit that has its first virtual function.
-        let is_c = self.file.extension().is_some_and(|extension| extension == "c" || extension == "S");
+        let is_c = self.file.extension().is_some_and(|extension| ["c", "S", "s"].iter().any(|c| extension == *c));
         if job != Job::Preprocess && !is_c {
             let is_clang = self.compiler().contains("clang");
             kept.push(if is_clang { "-fstandalone-debug" } else { "-femit-class-debug-always" }.into());
@@ -77,6 +77,11 @@ impl CompileCommand {
     pub(crate) fn is_plain_c(&self) -> bool {
         let otherwise = self.compiler().contains("++") || self.argv.iter().any(|a| a.starts_with("-x"));
         self.file.extension().is_some_and(|extension| extension == "c") && !otherwise
+    }
+
+    /// Returns true for assembler that no preprocessor reads.
+    pub(crate) fn is_assembler(&self) -> bool {
+        self.file.extension().is_some_and(|extension| extension == "s")
     }
 
     fn compiler(&self) -> &str {

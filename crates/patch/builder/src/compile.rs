@@ -64,6 +64,11 @@ impl Project {
         Ok(Tree::open(tree)?.known_as(&self.source))
     }
 
+    /// Returns true if the shipped tree has a file.
+    pub(crate) fn shipped_has(&self, file: &str) -> bool {
+        self.open(&self.shipped).is_ok_and(|tree| tree.has(file))
+    }
+
     /// Reads a file of one of the trees; `None` if that is not possible.
     pub(crate) fn read(&self, tree: &Path, file: impl AsRef<Path>) -> Option<Vec<u8>> {
         self.open(tree).ok()?.read(file).ok()
@@ -163,6 +168,10 @@ impl<'a> Compiler<'a> {
 
     /// Runs one job; `Err` of the inner result is the output of the compiler.
     fn execute(&self, tree: &Path, command: &CompileCommand, job: Job) -> Result<Result<Vec<u8>, String>, Error> {
+        if job == Job::Preprocess && command.is_assembler() {
+            let text = self.project.read(tree, &command.file);
+            return Ok(text.ok_or_else(|| format!("{}: no such file", command.file.display())));
+        }
         let number = self.counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("{number}.out");
         let mut argv = command.arguments(job, &self.inside(Path::new(&name)));

@@ -73,8 +73,12 @@ fn sources(file: &object::File<'_>) -> Vec<String> {
 
 /// Returns true if two libraries have the same `DT_SONAME`.
 pub(crate) fn have_one_soname(one: &[u8], other: &[u8]) -> bool {
-    let name = dynamic_strings(one, object::elf::DT_SONAME);
-    !name.is_empty() && name == dynamic_strings(other, object::elf::DT_SONAME)
+    soname(one).is_some_and(|name| soname(other) == Some(name))
+}
+
+/// Returns the `DT_SONAME` of a library.
+pub(crate) fn soname(bytes: &[u8]) -> Option<String> {
+    dynamic_strings(bytes, object::elf::DT_SONAME).into_iter().next()
 }
 
 /// Returns the GNU build-id of an ELF file.

@@ -156,6 +156,13 @@ impl BuiltPackage {
         outputs.filter(|o| crate::elf::is_loadable(&self.tree, o) || is_deferred(o)).map(Path::to_owned).collect()
     }
 
+    /// Returns true if the link of an output gives it the `DT_SONAME` of a library.
+    pub(crate) fn links_as(&self, output: &Path, library: &[u8]) -> bool {
+        let options = self.recording.links.get(output).map(|link| &link.options);
+        let has = |name: &String| options.is_some_and(|options| options.contains(&format!("-soname {name}")));
+        crate::elf::soname(library).iter().any(has)
+    }
+
     /// Makes the account of an output.
     pub(crate) fn account(&self, output: &Path) -> Account {
         let place = Place { source: &self.source, tree: &self.tree, root: &self.root };

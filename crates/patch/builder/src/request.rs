@@ -181,8 +181,40 @@ impl Builder<'_> {
             let path = built.tree().join(output.strip_prefix(&built.source).unwrap_or(output));
             Target { path, bytes: built.tree.read(output)? }
         };
-        let output = output_of(&target, &requested, built, &outputs)?;
+        let output = self.output_of(&target, &requested, built, source.tree())?;
         Ok((target, output))
+    }
+
+    /// Finds the output that is the target; the inner error is the reason why none is known.
+    pub(crate) fn output_of(
+        &self,
+        target: &Target,
+        requested: &Path,
+        built: &BuiltPackage,
+        original: &Path,
+    ) -> Result<Result<Output, String>, Error> {
+        let (found, is_named) = match Outputs::of(target, requested, built)? {
+            Outputs::Same(inside) => return Ok(Ok(Output { inside, uncertainty: None })),
+            Outputs::Named(found) => (found, true),
+            Outputs::Others(found) => (found, false),
+        };
+        let objects = |inside: &PathBuf| built.account(inside).objects;
+        if let (true, Some(first)) = (is_named, found.first())
+            && found.iter().all(|other| objects(other) == objects(first))
+        {
+            return Ok(Ok(Output { inside: first.clone(), uncertainty: None }));
+        }
+        if let Some(inside) = self.likeliest(built, original, &found, target)? {
+            return Ok(Ok(Output { inside, uncertainty: None }));
+        }
+        match found.first().filter(|_| is_named) {
+            Some(inside) => {
+                let names: Vec<String> = found.iter().map(|inside| inside.display().to_string()).collect();
+                let uncertainty = Some(format!("the target could be any of {}", Bounded(&names)));
+                Ok(Ok(Output { inside: inside.clone(), uncertainty }))
+            }
+            None => Ok(Err(format!("the build step of the package's rules linked no {}", requested.display()))),
+        }
     }
 
     /// Copies a program of the archive's own binary packages, unchanged, into a directory.
@@ -336,41 +368,40 @@ pub(crate) struct Output {
     pub(crate) uncertainty: Option<String>,
 }
 
-/// Finds the output that is the target: by its content if the build has made it, else by its name.
-pub(crate) fn output_of(
-    target: &Target,
-    requested: &Path,
-    built: &BuiltPackage,
-    outputs: &[PathBuf],
-) -> Result<Result<Output, String>, Error> {
-    let id = elf::build_id(&target.bytes);
-    let (mut by_id, mut by_content, mut by_soname) = (None, None, Vec::new());
-    for output in outputs {
-        let Some(made) = built.tree.read_existing(output)? else { continue };
-        if id.is_some() && elf::build_id(&made) == id {
-            by_id = Some(output);
-        } else if by_content.is_none() && elf::compare(&made, &target.bytes) != Reproduced::Differs {
-            by_content = Some(output);
-        } else if elf::have_one_soname(&made, &target.bytes) {
-            by_soname.push(output);
+/// Outputs of the build that may be the target.
+pub(crate) enum Outputs {
+    /// The content shows it.
+    Same(PathBuf),
+    /// These have the name of the target.
+    Named(Vec<PathBuf>),
+    /// None has its name: rules may rename files when they install them.
+    Others(Vec<PathBuf>),
+}
+
+impl Outputs {
+    /// Finds the target by its content if the build has made it, else by its name.
+    pub(crate) fn of(target: &Target, requested: &Path, built: &BuiltPackage) -> Result<Self, Error> {
+        let outputs = built.outputs();
+        let id = elf::build_id(&target.bytes);
+        let (mut by_content, mut by_soname) = (None, Vec::new());
+        for output in &outputs {
+            let Some(made) = built.tree.read_existing(output)? else { continue };
+            if id.is_some() && elf::build_id(&made) == id {
+                return Ok(Outputs::Same(output.clone()));
+            } else if by_content.is_none() && elf::compare(&made, &target.bytes) != Reproduced::Differs {
+                by_content = Some(output.clone());
+            } else if elf::have_one_soname(&made, &target.bytes) || built.links_as(output, &target.bytes) {
+                by_soname.push(output.clone());
+            }
         }
+        if let Some(inside) = by_content {
+            return Ok(Outputs::Same(inside));
+        }
+        let named =
+            |name: Option<&OsStr>| outputs.iter().filter(|o| o.file_name() == name).cloned().collect::<Vec<_>>();
+        let likely = [by_soname, named(requested.file_name()), named(target.path.file_name())];
+        Ok(likely.into_iter().find(|found| !found.is_empty()).map_or(Outputs::Others(outputs), Outputs::Named))
     }
-    if let Some(inside) = by_id.or(by_content) {
-        return Ok(Ok(Output { inside: inside.clone(), uncertainty: None }));
-    }
-    let named = |name: Option<&OsStr>| outputs.iter().filter(|output| output.file_name() == name).collect::<Vec<_>>();
-    for likely in [by_soname, named(requested.file_name()), named(target.path.file_name())] {
-        let Some(inside) = likely.first() else { continue };
-        let objects = |inside: &Path| built.account(inside).objects;
-        let first = objects(inside);
-        let is_uncertain = likely.iter().any(|other| objects(other) != first);
-        let uncertainty = is_uncertain.then(|| {
-            let names: Vec<String> = likely.iter().map(|inside| inside.display().to_string()).collect();
-            format!("the target could be any of {}", Bounded(&names))
-        });
-        return Ok(Ok(Output { inside: inside.to_path_buf(), uncertainty }));
-    }
-    Ok(Err(format!("the build step of the package's rules linked no {}", requested.display())))
 }
 
 /// Finds the only linked program that has all units that the diffs change directly.

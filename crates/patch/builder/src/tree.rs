@@ -11,10 +11,11 @@ use stillpoint_host::At;
 use stillpoint_host::{EntryName, untrusted};
 
 /// Suffixes of files that a C or C++ compiler reads.
-const SOURCES: [&str; 18] =
-    ["c", "cc", "cpp", "cxx", "C", "h", "hh", "hpp", "hxx", "inc", "def", "inl", "ipp", "tcc", "S", "i", "ic", "x"];
+const SOURCES: [&str; 19] = [
+    "c", "cc", "cpp", "cxx", "C", "h", "hh", "hpp", "hxx", "inc", "def", "inl", "ipp", "tcc", "S", "s", "i", "ic", "x",
+];
 /// Suffixes of files that are compiled by themselves.
-const UNITS: [&str; 6] = ["c", "cc", "cpp", "cxx", "C", "S"];
+const UNITS: [&str; 7] = ["c", "cc", "cpp", "cxx", "C", "S", "s"];
 /// Files that control how a program is built.
 const BUILD_FILES: [&str; 9] = [
     "Makefile",
