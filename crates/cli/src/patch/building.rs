@@ -65,7 +65,7 @@ pub(super) fn with_builder<R: Send>(
         // ends when the builder, and with it the sender, is dropped
         for event in receiver {
             match &event {
-                Event::Progress { text } => output.progress(text),
+                Event::Progress(text) => output.progress(text),
                 choice if output.is_json() => output.json(&EventLine { v: VERSION, event: choice }),
                 choice => output.note(choice),
             }

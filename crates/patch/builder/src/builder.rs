@@ -31,7 +31,7 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn progress(&self, text: &str) {
         tracing::debug!("{text}");
-        (self.on_event)(Event::Progress { text: text.to_owned() });
+        (self.on_event)(Event::Progress(text.to_owned()));
     }
 
     pub(crate) fn report(&self, event: Event) {

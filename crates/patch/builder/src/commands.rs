@@ -257,52 +257,15 @@ pub(crate) struct Recording {
     pub(crate) extracted: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
 }
 
-/// Names of programs that the recording program replaces.
-pub(crate) const RECORDED: [&str; 20] = [
-    "cc",
-    "gcc",
-    "g++",
-    "c++",
-    "c99",
-    "gcc-12",
-    "g++-12",
-    "gcc-14",
-    "g++-14",
-    "x86_64-linux-gnu-gcc",
-    "x86_64-linux-gnu-g++",
-    "x86_64-linux-gnu-gcc-12",
-    "x86_64-linux-gnu-g++-12",
-    "x86_64-linux-gnu-gcc-14",
-    "x86_64-linux-gnu-g++-14",
-    "ar",
-    "gcc-ar",
-    "x86_64-linux-gnu-ar",
-    "x86_64-linux-gnu-gcc-ar",
-    "clang",
-];
+/// Names of programs that the recording program replaces, with a space between two of them.
+pub(crate) const RECORDED: &str = "cc gcc g++ c++ c99 gcc-12 g++-12 gcc-14 g++-14 x86_64-linux-gnu-gcc \
+    x86_64-linux-gnu-g++ x86_64-linux-gnu-gcc-12 x86_64-linux-gnu-g++-12 x86_64-linux-gnu-gcc-14 \
+    x86_64-linux-gnu-g++-14 ar gcc-ar x86_64-linux-gnu-ar x86_64-linux-gnu-gcc-ar clang";
 
 /// The recording program: it records directory, name, variables, arguments and the text of response files, which many
 /// builds remove afterwards, and then executes the real program. It asks for the list of files that a compilation
 /// reads, unless the build does.
-pub(crate) const RECORDER: &str = r#"#!/bin/sh
-name=${0##*/}
-record=/stillpoint/records/$$
-while [ -e "$record.command" ]; do record=$record+; done
-{
-    printf '%s\0' "$PWD" "$name" "$SOURCE_DATE_EPOCH" "$CPATH" "$C_INCLUDE_PATH" "$CPLUS_INCLUDE_PATH"
-    for argument; do printf '%s\0' "$argument"; done
-} > "$record.command"
-for argument; do
-    case $argument in
-        @?*) [ -r "${argument#@}" ] && { cat "${argument#@}"; echo; } >> "$record.response" ;;
-    esac
-done
-case " $* " in
-    *" -M"* | *" -Wp,-M"*) ;;
-    *" -c "*) exec "/usr/bin/$name" "$@" -MMD -MF "$record.d" ;;
-esac
-exec "/usr/bin/$name" "$@"
-"#;
+pub(crate) const RECORDER: &str = include_str!("recorder.sh");
 
 impl Recording {
     /// Reads the records of a directory, which the build saw as `/stillpoint/records`.

@@ -18,10 +18,7 @@ pub struct Withheld {
 #[non_exhaustive]
 pub enum Event {
     /// Step that begins.
-    Progress {
-        /// Name of the step.
-        text: String,
-    },
+    Progress(String),
     /// Choice of an older version, as the newest is listed and not served.
     VersionChosen {
         /// Source package.
@@ -32,23 +29,20 @@ pub enum Event {
         withheld: Vec<Withheld>,
     },
     /// Versions of binary packages that are listed and not served; a clean root is made without them.
-    DependenciesLeftOut {
-        /// Package and version of each.
-        packages: Vec<String>,
-    },
+    DependenciesLeftOut(Vec<String>),
 }
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Progress { text } => f.write_str(text),
+            Event::Progress(text) => f.write_str(text),
             Event::VersionChosen { package, taken, withheld } => {
                 for Withheld { version, missing } in withheld {
                     write!(f, "{package} {version} is listed and not served ({missing}); ")?;
                 }
                 write!(f, "taking {taken}")
             }
-            Event::DependenciesLeftOut { packages } => {
+            Event::DependenciesLeftOut(packages) => {
                 write!(f, "listed and not served, left out of the clean root: {}", packages.join(", "))
             }
         }

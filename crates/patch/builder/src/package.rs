@@ -443,9 +443,8 @@ impl Builder<'_> {
 
     /// Writes the recording program under every compiler's name that the root has.
     fn recorder(&self, root: &Path, text: &str) -> Result<PathBuf, Error> {
-        let mut names: Vec<&str> = RECORDED.to_vec();
-        names.retain(|name| root.join("usr/bin").join(name).symlink_metadata().is_ok());
-        let mut programs: Vec<(&str, &str)> = names.into_iter().map(|name| (name, text)).collect();
+        let names = RECORDED.split(' ').filter(|name| root.join("usr/bin").join(name).symlink_metadata().is_ok());
+        let mut programs: Vec<(&str, &str)> = names.map(|name| (name, text)).collect();
         // another release's autoconf may not read the package's input; its output is part of the source
         programs.extend(self.foreign_root().map(|_| ("dh_autoreconf", "#!/bin/sh\n")));
         let parts = programs.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);

@@ -128,7 +128,7 @@ fn with_served(
         let left_out = exclusions.packages();
         if output.status.success() {
             if !left_out.is_empty() {
-                builder.report(Event::DependenciesLeftOut { packages: left_out });
+                builder.report(Event::DependenciesLeftOut(left_out));
             }
             return Ok(());
         }
