@@ -1,5 +1,7 @@
 //! Examples of each command: `--help` ends with them, and the page of the command in `man/` has them too.
 
+use clap::Command;
+
 /// Sections of examples, separated by empty lines: the command in brackets, then the text of its help.
 const SECTIONS: &str = include_str!("examples.txt");
 
@@ -9,24 +11,40 @@ pub(crate) fn of(command: &str) -> &'static str {
     sections.find(|(name, _)| *name == command).map_or("", |(_, text)| text)
 }
 
+/// Makes the help of a command, and of those directly below it, end with their examples, unless it has an end of its own.
+pub(crate) fn add(command: Command, name: &str) -> Command {
+    let end = |command: Command, name: &str| match (command.get_after_help(), of(name)) {
+        (Some(_), _) | (None, "") => command,
+        (None, examples) => command.after_help(examples),
+    };
+    end(command, name).mut_subcommands(|below| {
+        let name = format!("{name} {}", below.get_name());
+        end(below, &name)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use clap::{Command, CommandFactory};
     use std::path::Path;
 
     /// Calls `look` with the words of each command that is not hidden, groups of commands included.
-    fn each(command: &Command, words: &mut Vec<String>, look: &mut impl FnMut(&[String], &Command)) {
-        look(words, command);
+    fn each(words: &mut Vec<String>, look: &mut impl FnMut(&[String], &Command)) {
+        let mut all = crate::Cli::command();
+        let line = ["stillpoint"].into_iter().chain(words.iter().map(String::as_str)).chain(["--help"]);
+        assert!(all.try_get_matches_from_mut(line).is_err_and(|end| end.exit_code() == 0), "{words:?}");
+        let found = words.iter().fold(&all, |command, word| command.find_subcommand(word).expect("it was called"));
+        look(words, found);
         let shown = |below: &&Command| !below.is_hide_set() && below.get_name() != "help";
-        for below in command.get_subcommands().filter(shown) {
+        for below in found.get_subcommands().filter(shown) {
             words.push(below.get_name().to_owned());
-            each(below, words, look);
+            each(words, look);
             words.pop();
         }
     }
 
     fn each_command(mut look: impl FnMut(&[String], &Command)) {
-        each(&crate::Cli::command(), &mut Vec::new(), &mut look);
+        each(&mut Vec::new(), &mut look);
     }
 
     /// Example calls at the end of a command's help.

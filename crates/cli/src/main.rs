@@ -43,7 +43,6 @@ enum Command {
     #[command(subcommand, after_help = examples::of("stillpoint kernel"))]
     Kernel(LazyCommand<kernel::Command>),
     /// Put load on a server, record every latency, and report.
-    #[command(after_help = examples::of("stillpoint measure"))]
     Measure(LazyCommand<measure::Args>),
     /// Print what a shell completes.
     #[command(hide = true)]

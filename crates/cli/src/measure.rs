@@ -77,8 +77,8 @@ struct LoopArgs {
     #[arg(long, value_name = "R", default_value_t = 10_000.0)]
     rate: f64,
     /// Distribution of the times between requests.
-    #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
-    arrivals: ArrivalsArg,
+    #[arg(long, value_enum, default_value_t = Arrivals::Poisson)]
+    arrivals: Arrivals,
     /// Maximum number of requests in progress on one connection; others wait, and the wait counts as latency [default: 16; http: 1].
     #[arg(long, value_name = "P")]
     pipeline: Option<u32>,
@@ -117,7 +117,6 @@ struct KeyArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::of("stillpoint measure redis"))]
 struct RedisArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -133,7 +132,6 @@ struct RedisArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::of("stillpoint measure memcached"))]
 struct MemcachedArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -145,7 +143,6 @@ struct MemcachedArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::of("stillpoint measure tcp"))]
 struct TcpArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -155,7 +152,6 @@ struct TcpArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::of("stillpoint measure http"))]
 struct HttpArgs {
     #[command(flatten)]
     run: LoopArgs,
@@ -165,7 +161,6 @@ struct HttpArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::of("stillpoint measure load"))]
 struct LoadArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -177,7 +172,6 @@ struct LoadArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::of("stillpoint measure report"))]
 struct ReportArgs {
     /// Records of the run, one for each load generator.
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
@@ -191,20 +185,11 @@ struct ReportArgs {
 }
 
 #[derive(ClapArgs)]
-#[command(after_help = crate::examples::of("stillpoint measure compare"))]
 struct CompareArgs {
     /// First record, with which the second one is compared.
     a: PathBuf,
     /// Second record.
     b: PathBuf,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum ArrivalsArg {
-    /// One every 1/rate.
-    Constant,
-    /// Independent of each other.
-    Poisson,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -236,10 +221,7 @@ impl LoopArgs {
             idle: self.idle,
             pipeline,
             rate: self.rate,
-            arrivals: match self.arrivals {
-                ArrivalsArg::Constant => Arrivals::Constant,
-                ArrivalsArg::Poisson => Arrivals::Poisson,
-            },
+            arrivals: self.arrivals,
             duration: self.duration,
             timeout: self.timeout,
             spin: Duration::from_micros(self.spin_us),

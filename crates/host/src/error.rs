@@ -48,11 +48,8 @@ pub enum Error {
         name: String,
     },
     /// The size limit is not a number.
-    #[error("STILLPOINT_CACHE_GIB={value:?} is no number of GiB")]
-    Limit {
-        /// Value of the variable, as set.
-        value: String,
-    },
+    #[error("STILLPOINT_CACHE_GIB={0:?} is no number of GiB")]
+    Limit(String),
     /// A text cannot be the name of a service.
     #[error("{name:?} is not the name of a service: {why}")]
     ServiceName {
@@ -70,11 +67,8 @@ pub enum Error {
         why: String,
     },
     /// A process belongs to no service of the system's manager.
-    #[error("process {pid} is in no system service's control group")]
-    NotInService {
-        /// Number of the process.
-        pid: i32,
-    },
+    #[error("process {0} is in no system service's control group")]
+    NotInService(i32),
 }
 
 impl Error {

@@ -87,18 +87,6 @@ impl<T: Serialize + DeserializeOwned> JournalFile<T> {
         Ok(())
     }
 
-    /// Removes the journal, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be removed.
-    pub fn remove(&self) -> Result<(), Error> {
-        match Directory::open(&self.directory).and_then(|directory| directory.remove(self.name)) {
-            Err(error) if !error.is_not_found() => Err(error.into()),
-            _ => Ok(()),
-        }
-    }
-
     /// Takes the lock `name` beside the journal, and waits up to `limit` for a process that has it; `None` if that one keeps it.
     ///
     /// # Errors
@@ -137,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_removed() {
+    fn what_is_written_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let journal = JournalFile::<Content>::new(&dir.path().join("state"), "journal.json", 2);
         assert_eq!(journal.read().unwrap(), None);
@@ -146,9 +134,6 @@ mod tests {
         assert_eq!(journal.read().unwrap(), Some(content("switch")));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&journal.path()), mode(&dir.path().join("state"))), (0o600, 0o700));
-        journal.remove().unwrap();
-        journal.remove().unwrap();
-        assert_eq!(journal.read().unwrap(), None);
     }
 
     #[test]

@@ -1,14 +1,13 @@
 //! `stillpoint kernel check`: reasons that prevent a checkpoint of a program.
 
-use super::program::{GuardArg, Program, WithCriu};
+use super::program::{Program, WithCriu};
 use super::{rehearse, untouched};
 use crate::output::{Failure, Output};
 use std::path::PathBuf;
-use stillpoint_kernel_checkpoint::{Report, Severity, check};
+use stillpoint_kernel_checkpoint::{Guard, Report, Severity, check};
 
 /// Arguments of `stillpoint kernel check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,
@@ -23,7 +22,7 @@ pub(crate) struct Args {
     scratch: PathBuf,
     /// Guard that makes peers of its connections wait while the program is stopped in a rehearsal.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW", requires = "rehearse")]
-    guard: GuardArg,
+    guard: Guard,
 }
 
 /// Runs `stillpoint kernel check`.

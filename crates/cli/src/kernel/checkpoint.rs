@@ -1,17 +1,16 @@
 //! `stillpoint kernel checkpoint`: writes a running program into an image.
 
-use super::program::{GuardArg, PASSES, Program, WithCriu, machine_key};
+use super::program::{PASSES, Program, WithCriu, machine_key};
 use super::{check, failure, untouched};
 use crate::output::{Failure, Output};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_checkpoint::{Checkpoint, CheckpointOptions, Form, Pass, check_unit_restart, checkpoint};
+use stillpoint_kernel_checkpoint::{Checkpoint, CheckpointOptions, Form, Guard, Pass, check_unit_restart, checkpoint};
 use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel checkpoint`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel checkpoint"))]
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,
@@ -29,7 +28,7 @@ pub(crate) struct Args {
     dense: bool,
     /// Guard that makes peers of its connections wait until the restore.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
-    guard: GuardArg,
+    guard: Guard,
     /// Maximum number of passes over its memory while it runs; passes end early when little memory remains to be written.
     #[arg(long, default_value_t = PASSES, value_name = "N")]
     passes: u32,
@@ -73,7 +72,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         criu,
         leave_running: args.leave_running,
         form: args.dense.then_some(Form::Dense),
-        guard: args.guard.into(),
+        guard: args.guard,
         passes: args.passes,
         key: machine_key(),
         faults,

@@ -7,7 +7,6 @@ use stillpoint_kernel_checkpoint::{Finding, check_discard, discard};
 
 /// Arguments of `stillpoint kernel discard`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel discard"))]
 pub(crate) struct Args {
     /// Directory of the image.
     #[arg(long, value_name = "DIR")]

@@ -3,14 +3,12 @@
 use super::program::machine_key;
 use super::untouched;
 use crate::output::{Failure, Output};
-use serde::Serialize;
 use serde_json::json;
 use std::path::PathBuf;
 use stillpoint_kernel_checkpoint::{Image, LAZY, MachineKey, PRESENT};
 
 /// Arguments of `stillpoint kernel inspect`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel inspect"))]
 pub(crate) struct Args {
     /// Directory of the image.
     image: PathBuf,
@@ -20,14 +18,6 @@ pub(crate) struct Args {
     /// Compare every page with its checksum.
     #[arg(long)]
     verify: bool,
-}
-
-#[derive(Serialize)]
-struct Memory {
-    object: String,
-    pages: u64,
-    pages_lazy: u64,
-    extents: Vec<(u64, u64, u8, u32)>,
 }
 
 /// Runs `stillpoint kernel inspect`.
@@ -43,16 +33,6 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             recorded.extents.iter().filter(|e| e.flags & flags == flags).map(|e| e.pages).sum()
         }
     };
-    let mut memories: Vec<Memory> = index
-        .memories
-        .iter()
-        .map(|recorded| Memory {
-            object: recorded.object.to_string(),
-            pages: stored(PRESENT)(recorded),
-            pages_lazy: stored(PRESENT | LAZY)(recorded),
-            extents: recorded.extents.iter().map(|e| (e.start, e.pages, e.flags, e.pass)).collect(),
-        })
-        .collect();
     let origin = &index.origin;
     let key = MachineKey::read(&machine_key()).map_err(untouched)?;
     let sealed_here = key.is_some_and(|key| image.is_sealed_by(&key));
@@ -69,19 +49,20 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         index.beside.len(),
         if args.verify { "; every page is as it was sealed" } else { "" }
     ));
-    for memory in &memories {
-        let Memory { object, pages, pages_lazy, extents } = memory;
+    let mut memories = Vec::new();
+    for recorded in &index.memories {
+        let (object, pages) = (recorded.object.to_string(), stored(PRESENT)(recorded));
+        let (pages_lazy, ranges) = (stored(PRESENT | LAZY)(recorded), recorded.extents.iter().count());
         output.line(format_args!(
-            "{object}: {pages} pages, {pages_lazy} of them can be fetched on demand, in {} ranges",
-            extents.len()
+            "{object}: {pages} pages, {pages_lazy} of them can be fetched on demand, in {ranges} ranges"
         ));
-        for (start, pages, flags, pass) in extents.iter().filter(|_| args.extents) {
+        let shown = recorded.extents.iter().filter(|_| args.extents);
+        let extents: Vec<(u64, u64, u8, u32)> = shown.map(|e| (e.start, e.pages, e.flags, e.pass)).collect();
+        for (start, pages, flags, pass) in &extents {
             let lazy = if flags & LAZY != 0 { "lazy" } else { "" };
             output.line(format_args!("  {start:#014x} {pages:8} pages, pass {pass} {lazy}"));
         }
-    }
-    if !args.extents {
-        memories.iter_mut().for_each(|memory| memory.extents.clear());
+        memories.push(json!({"object": object, "pages": pages, "pages_lazy": pages_lazy, "extents": extents}));
     }
     output.result(
         "image",

@@ -8,7 +8,6 @@ use stillpoint_kernel_switch::{DROPIN_PATH, Reservation, ReservationRequest, reg
 
 /// Arguments of `stillpoint kernel memory`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel memory"))]
 pub(crate) struct Args {
     /// Size of the region, a multiple of 2M, for instance 4G. Without this option, existing regions are listed.
     #[arg(long, value_name = "SIZE", conflicts_with = "remove")]

@@ -4,7 +4,7 @@ use super::untouched;
 use crate::output::Failure;
 use std::path::PathBuf;
 use stillpoint_kernel_checkpoint::process_tree::unit_root_process;
-use stillpoint_kernel_checkpoint::{Criu, Guard, MACHINE_KEY, RestoreMode};
+use stillpoint_kernel_checkpoint::{Criu, MACHINE_KEY};
 
 /// Default limit of passes over memory before a freeze.
 pub(super) const PASSES: u32 = 4;
@@ -50,40 +50,4 @@ impl WithCriu {
 /// File of the machine's key: `$STILLPOINT_IMAGE_KEY`, for tests, or the default path.
 pub(super) fn machine_key() -> PathBuf {
     std::env::var_os("STILLPOINT_IMAGE_KEY").map_or_else(|| MACHINE_KEY.into(), PathBuf::from)
-}
-
-/// Protection against packets for sockets that no process holds.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub(super) enum GuardArg {
-    /// Rules of nftables, which criu and stillpoint add at the checkpoint and remove at the restore.
-    Nftables,
-    /// No guard: the kernel resets connections of peers that send meanwhile.
-    None,
-}
-
-impl From<GuardArg> for Guard {
-    fn from(guard: GuardArg) -> Self {
-        match guard {
-            GuardArg::Nftables => Guard::Nftables,
-            GuardArg::None => Guard::None,
-        }
-    }
-}
-
-/// Time at which memory is loaded.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub(super) enum MemoryArg {
-    /// On demand when a thread faults, and in the background.
-    OnDemand,
-    /// All of it before any program runs.
-    Eager,
-}
-
-impl From<MemoryArg> for RestoreMode {
-    fn from(memory: MemoryArg) -> Self {
-        match memory {
-            MemoryArg::OnDemand => RestoreMode::OnDemand,
-            MemoryArg::Eager => RestoreMode::Eager,
-        }
-    }
 }

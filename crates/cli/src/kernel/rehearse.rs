@@ -2,15 +2,15 @@
 
 use super::checkpoint::result;
 use super::failure;
-use super::program::{GuardArg, PASSES, machine_key};
+use super::program::{PASSES, machine_key};
 use crate::output::{Failure, Output};
 use std::path::Path;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_checkpoint::{CheckpointOptions, Criu, checkpoint, discard};
+use stillpoint_kernel_checkpoint::{CheckpointOptions, Criu, Guard, checkpoint, discard};
 use stillpoint_operation::Faults;
 
 /// Rehearses the checkpoint of a program that passed the check.
-pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output: &Output) -> Result<(), Failure> {
+pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: Guard, output: &Output) -> Result<(), Failure> {
     let image = scratch.join(format!("stillpoint-rehearsal-{pid}-{}", std::process::id()));
     // for this user alone: other users may write to the parent directory
     let made = Directory::make(&image);
@@ -22,7 +22,7 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
         criu,
         leave_running: true,
         form: None,
-        guard: guard.into(),
+        guard,
         passes: PASSES,
         key: machine_key(),
         faults: Faults::none(),

@@ -1,19 +1,18 @@
 //! `stillpoint kernel restore`: restores a program from its image.
 
-use super::program::{GuardArg, MemoryArg, WithCriu, machine_key};
+use super::program::{WithCriu, machine_key};
 use super::{failure, untouched};
 use crate::output::{Failure, Output};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_kernel_checkpoint::{
-    ADDRESS_TIMEOUT, Finding, Image, RestoreOptions, Severity, StaleMark, check_restore, restore,
+    ADDRESS_TIMEOUT, Finding, Guard, Image, RestoreMode, RestoreOptions, Severity, StaleMark, check_restore, restore,
 };
 use stillpoint_operation::Faults;
 
 /// Arguments of `stillpoint kernel restore`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel restore"))]
 pub(crate) struct Args {
     /// Directory of the image.
     #[arg(long, value_name = "DIR")]
@@ -22,7 +21,7 @@ pub(crate) struct Args {
     criu: WithCriu,
     /// Time at which memory is restored.
     #[arg(long, value_enum, default_value = "on-demand", value_name = "WHEN")]
-    restore: MemoryArg,
+    restore: RestoreMode,
     /// Compare pages with their checksums when they are fetched, not all of them before; a damaged page then ends the program.
     #[arg(long)]
     verify_on_demand: bool,
@@ -31,7 +30,7 @@ pub(crate) struct Args {
     fill_rate: u64,
     /// Guard that the checkpoint was made with.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
-    guard: GuardArg,
+    guard: Guard,
     /// Seconds for which the restore waits for the addresses that its sockets are bound to. An IPv6 address is not usable
     /// while the kernel checks it for duplicates.
     #[arg(long, default_value_t = ADDRESS_TIMEOUT.as_secs(), value_name = "N")]
@@ -53,9 +52,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let options = RestoreOptions {
         image: args.image.clone(),
         criu: args.criu.criu(),
-        restore: args.restore.into(),
+        restore: args.restore,
         verify: !args.verify_on_demand,
-        guard: args.guard.into(),
+        guard: args.guard,
         allow_stale: args.again,
         key: machine_key(),
         trust_image: args.trust_image,

@@ -2,7 +2,6 @@
 
 use super::untouched;
 use crate::output::{Failure, Output};
-use serde::Serialize;
 use serde_json::json;
 use std::path::PathBuf;
 use stillpoint_kernel_checkpoint::{Error, Stage, State, Status, filling_images, guards, status};
@@ -10,7 +9,6 @@ use stillpoint_kernel_switch::{CONFIG, Config, Journal, find_interrupted};
 
 /// Arguments of `stillpoint kernel status`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel status"))]
 pub(crate) struct Args {
     /// Directories of images [default: those from which memory is being fetched now].
     #[arg(long = "image", value_name = "DIR")]
@@ -18,13 +16,6 @@ pub(crate) struct Args {
     /// Configuration of switches, which contains the path of the journal.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
-}
-
-#[derive(Serialize)]
-struct Switch<'a> {
-    #[serde(rename = "told")]
-    summary: &'a str,
-    journal: &'a Journal,
 }
 
 /// Runs `stillpoint kernel status`.
@@ -56,7 +47,7 @@ fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
             Some(_) => "was killed and is not rolled back: stillpoint kernel switch --take-back".into(),
             None => journal.summary(),
         };
-        output.result("kernel-switch", &Switch { summary: &summary, journal: &journal });
+        output.result("kernel-switch", &json!({ "told": summary, "journal": journal }));
         output.line(format_args!("switch from {} to {}: {summary}", journal.from, journal.to));
         for gap in &journal.guard_gaps {
             output.line(format_args!("  warning: {}", gap.text()));

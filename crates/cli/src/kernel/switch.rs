@@ -1,12 +1,13 @@
 //! `stillpoint kernel switch`, and the commands that systemd runs for it when a kernel starts.
 
-use super::program::{MemoryArg, PASSES};
+use super::program::PASSES;
 use super::{failure, untouched};
 use crate::output::{Exit, Failure, Output};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use stillpoint_kernel_checkpoint::RestoreMode;
 use stillpoint_kernel_switch::{
     CONFIG, Config, Plan, boot, check_switch, continue_resume, dropin, reset_machine, restore_unit, resume, roll_back,
     run_guardian as guard_switch, switch,
@@ -15,7 +16,6 @@ use stillpoint_operation::{FaultPoint, Faults};
 
 /// Arguments of `stillpoint kernel switch`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel switch"))]
 pub(crate) struct Args {
     /// Version of the kernel to switch to, as in the names of its files in /boot: 6.12.95+deb12-amd64.
     #[arg(long, value_name = "VERSION", required_unless_present = "take_back")]
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     config: PathBuf,
     /// Time at which memory is restored [default: as configured, otherwise on-demand].
     #[arg(long, value_enum, value_name = "WHEN")]
-    memory: Option<MemoryArg>,
+    memory: Option<RestoreMode>,
     /// Maximum number of passes over memory while the units run.
     #[arg(long, default_value_t = PASSES, value_name = "N")]
     passes: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let mut config = Config::read(&args.config).map_err(untouched)?;
     config.select(&args.unit);
-    config.memory = args.memory.map_or(config.memory, Into::into);
+    config.memory = args.memory.unwrap_or(config.memory);
     let Some(to) = &args.to else { return run_roll_back(&config, output) };
     let plan = Plan { to: to.clone(), config, passes: args.passes, faults: faults(args) };
     if args.dry_run {
@@ -126,7 +126,6 @@ fn faults(args: &Args) -> Faults {
 
 /// Arguments of `stillpoint kernel dropin`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint kernel dropin"))]
 pub(crate) struct DropinArgs {
     /// Name of the unit.
     unit: String,

@@ -17,7 +17,6 @@ const HISTORY_MAX: u64 = 4 << 30;
 const ANOMALIES_SHOWN_MAX: usize = 10;
 
 #[derive(Args)]
-#[command(after_help = crate::examples::of("stillpoint measure postgres"))]
 pub(super) struct PostgresArgs {
     /// Address of the server: `host=... port=... user=... dbname=...`, or a URL.
     #[arg(long, value_name = "CONNINFO")]
@@ -44,8 +43,8 @@ pub(super) struct PostgresArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     think: Duration,
     /// Isolation level of the transactions.
-    #[arg(long, value_enum, default_value_t = IsolationArg::RepeatableRead)]
-    isolation: IsolationArg,
+    #[arg(long, value_enum, default_value_t = Isolation::RepeatableRead)]
+    isolation: Isolation,
     /// Seconds for which transactions become due.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
     duration: Duration,
@@ -67,36 +66,18 @@ pub(super) struct PostgresArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = crate::examples::of("stillpoint measure check"))]
 pub(super) struct CheckArgs {
     /// A history, as `stillpoint measure postgres --history` writes it.
     history: PathBuf,
     /// Isolation level that the database promises.
-    #[arg(long, value_enum, default_value_t = IsolationArg::RepeatableRead)]
-    isolation: IsolationArg,
+    #[arg(long, value_enum, default_value_t = Isolation::RepeatableRead)]
+    isolation: Isolation,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum WorkArg {
     Ordering,
     Checked,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum IsolationArg {
-    ReadCommitted,
-    RepeatableRead,
-    Serializable,
-}
-
-impl IsolationArg {
-    fn isolation(self) -> Isolation {
-        match self {
-            IsolationArg::ReadCommitted => Isolation::ReadCommitted,
-            IsolationArg::RepeatableRead => Isolation::RepeatableRead,
-            IsolationArg::Serializable => Isolation::Serializable,
-        }
-    }
 }
 
 pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
@@ -108,7 +89,7 @@ pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
         },
         clients: args.clients,
         think: args.think,
-        isolation: args.isolation.isolation(),
+        isolation: args.isolation,
         duration: args.duration,
         timeout: args.timeout,
         seed: args.seed,
@@ -161,7 +142,7 @@ pub(super) fn run_check(args: CheckArgs, output: &Output) -> Result<(), Failure>
     let text = stillpoint_host::file::read_named_text(&args.history, HISTORY_MAX).map_err(Failure::refused)?;
     let history = History::from_lines(&text)
         .map_err(|problem| Failure::refused(anyhow::anyhow!("{}: {problem}", args.history.display())))?;
-    let anomalies = check(&history, args.isolation.isolation().level());
+    let anomalies = check(&history, args.isolation.level());
     output.line(format!(
         "{}: {} transactions, {} anomalies",
         args.history.display(),

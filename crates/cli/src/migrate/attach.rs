@@ -31,7 +31,6 @@ impl ProxyArgs {
 
 /// Arguments of `stillpoint migrate attach`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate attach"))]
 pub(crate) struct AttachArgs {
     #[command(flatten)]
     place: ProxyArgs,
@@ -45,7 +44,6 @@ pub(crate) struct AttachArgs {
 
 /// Arguments of `stillpoint migrate detach`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate detach"))]
 pub(crate) struct DetachArgs {
     #[command(flatten)]
     place: ProxyArgs,

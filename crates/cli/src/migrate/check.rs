@@ -6,17 +6,6 @@ use std::sync::Arc;
 use stillpoint_migrate_engine::{AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Verdict, check};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Sources of changes.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum CaptureSource {
-    /// The source's log.
-    Log,
-    /// Rows that statements write, captured by the proxy.
-    Rows,
-    /// The statements themselves, captured by the proxy.
-    Statements,
-}
-
 /// Orders in which statements are repeated.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum ScheduleOrder {
@@ -28,17 +17,6 @@ enum ScheduleOrder {
     BMin,
     /// One transaction at a time, with all its reads.
     BAll,
-}
-
-/// Handling of roles.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum RoleHandling {
-    /// Create the roles that the target lacks, with attributes, password, memberships and settings.
-    Create,
-    /// Compare roles, and report differences.
-    Check,
-    /// Check only roles that definitions require.
-    Ignore,
 }
 
 /// Data to move and accepted losses: the arguments of `stillpoint migrate check`, and of `run`.
@@ -53,14 +31,14 @@ pub(crate) struct MigrationArgs {
     /// does not require wal_level=logical; or the statements themselves, at REPEATABLE READ, without parameters and
     /// without values that depend on the time. Default: the log if wal_level is logical, else rows.
     #[arg(long, value_enum, value_name = "WHERE")]
-    capture: Option<CaptureSource>,
+    capture: Option<Capture>,
     /// With `--capture statements`: the order in which they are replayed; default lsir.
     #[arg(long, value_enum, value_name = "ORDER")]
     schedule: Option<ScheduleOrder>,
     /// Handling of the roles that the database needs: those that own objects or have rights in it, those that may log
     /// in and connect, and those of which these are members.
     #[arg(long, value_enum, value_name = "HOW", default_value = "check")]
-    roles: RoleHandling,
+    roles: Roles,
     /// Accept that `fallback` is not possible, for a target without a logical log.
     #[arg(long)]
     no_fallback: bool,
@@ -70,11 +48,7 @@ impl MigrationArgs {
     /// Converts these arguments to options.
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let mut options = self.servers.options()?;
-        options.capture = self.capture.map(|at| match at {
-            CaptureSource::Log => Capture::Log,
-            CaptureSource::Rows => Capture::Rows,
-            CaptureSource::Statements => Capture::Statements,
-        });
+        options.capture = self.capture;
         if let Some(order) = self.schedule {
             if options.capture != Some(Capture::Statements) {
                 return Err(Failure::usage("--schedule requires --capture statements"));
@@ -86,11 +60,7 @@ impl MigrationArgs {
                 ScheduleOrder::BAll => Schedule::BAll,
             };
         }
-        options.roles = match self.roles {
-            RoleHandling::Create => Roles::Create,
-            RoleHandling::Check => Roles::Check,
-            RoleHandling::Ignore => Roles::Ignore,
-        };
+        options.roles = self.roles;
         options.accepted = AcceptedRestrictions {
             unlogged_empty: self.unlogged_empty,
             no_fallback: self.no_fallback,
@@ -102,7 +72,6 @@ impl MigrationArgs {
 
 /// Arguments of `stillpoint migrate check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     what: MigrationArgs,

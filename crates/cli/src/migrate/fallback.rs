@@ -3,12 +3,11 @@
 use super::run::MoveArgs;
 use super::servers::{REACHABILITY_HINT, Servers, block_on, failure, run_guarded, run_watched};
 use crate::output::{Exit, Failure, Output};
-use serde::Serialize;
+use serde_json::json;
 use stillpoint_migrate_engine as engine;
 
 /// Arguments of `stillpoint migrate fallback`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate fallback"))]
 pub(crate) struct FallbackArgs {
     #[command(flatten)]
     servers: Servers,
@@ -25,7 +24,6 @@ pub(crate) struct FallbackArgs {
 
 /// Arguments of `stillpoint migrate abort`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate abort"))]
 pub(crate) struct AbortArgs {
     #[command(flatten)]
     end: EndArgs,
@@ -37,19 +35,12 @@ pub(crate) struct AbortArgs {
 
 /// Arguments of `stillpoint migrate finish`, and of `abort`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate finish"))]
 pub(crate) struct EndArgs {
     #[command(flatten)]
     servers: Servers,
     /// Report what would be done, and change nothing.
     #[arg(long)]
     dry_run: bool,
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    database: &'a str,
-    paused_us: Option<u64>,
 }
 
 /// Runs `stillpoint migrate fallback`.
@@ -78,7 +69,7 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
         engine::Outcome::Switched { paused } => Some(paused.as_micros() as u64),
         engine::Outcome::AlreadyThere => None,
     };
-    output.result("returned", &Line { database, paused_us });
+    output.result("returned", &json!({"database": database, "paused_us": paused_us}));
     match paused_us {
         Some(us) => output.line(format_args!(
             "{database}: clients are on the source again, and were paused for {:.1} ms; nothing of the migration is \
@@ -104,7 +95,7 @@ pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
     }
     run_guarded(&args.servers, || block_on(engine::finish(&options))?.map_err(failure))?;
     let database = &options.source.database;
-    output.result("finished", &Line { database, paused_us: None });
+    output.result("finished", &json!({"database": database, "paused_us": null}));
     output.line(format_args!("{database}: finished; the source keeps its rows, and connections to it stay disabled"));
     Ok(())
 }
@@ -119,7 +110,7 @@ pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
     }
     let state = block_on(engine::abort(&options))?.map_err(not_aborted)?;
     let database = &options.source.database;
-    output.result("aborted", &Line { database, paused_us: None });
+    output.result("aborted", &json!({"database": database, "paused_us": null}));
     output.line(format_args!("{database}: {state}"));
     Ok(())
 }

@@ -1,74 +1,16 @@
 //! `stillpoint migrate proxy`: the daemon that clients connect to, and that moves their sessions.
 
 use crate::output::{Failure, Output};
-use serde::Serialize;
 use std::path::{Path, PathBuf};
 use stillpoint_migrate_control::{Config, ConfigError};
 use stillpoint_migrate_proxy::StartError;
 
 /// Example of a configuration; shown by `--help`.
-const EXAMPLE: &str = r#"The configuration file (TOML):
-
-  # addresses and sockets where clients connect
-  listen  = ["0.0.0.0:6432", "/run/stillpoint/.s.PGSQL.6432"]
-  socket_mode = "0666"     # of the sockets in `listen`; default 0600
-  # socket for `stillpoint migrate ...`, with mode 0600
-  control = "/run/stillpoint/proxy.sock"
-  # servers that tenants have moved to; overrides `server` below
-  routes  = "/var/lib/stillpoint/routes.json"
-  metrics = "127.0.0.1:9187"   # Prometheus, at /metrics
-  workers = 2              # pairs of threads; default: one for 2 processors
-
-  [limits]                 # defaults
-  connections = 1000       # sessions at a time
-  memory_mib  = 256        # must be enough for them: 64 KiB each
-  unnamed     = 512        # connections that have not logged in
-  logins_per_tenant  = 64  # logins at a time; at most half of its sessions
-  logins_per_address = 16  # from one address; at most a quarter of them
-  startup_ms  = 10000      # from a client's first byte to its session
-  connect_ms  = 5000       # until a server accepts a connection
-  drain_ms    = 30000      # time to finish transactions after SIGTERM
-
-  [tls]                    # for clients
-  certificate = "/etc/stillpoint/proxy.crt"
-  key         = "/etc/stillpoint/proxy.key"
-
-  [servers.old]            # PostgreSQL servers by name
-  host = "10.0.0.7"        # or the directory of a socket
-  port = 5432
-  tls  = "verify-full"     # disable (default), require, verify-full
-  ca   = "/etc/stillpoint/ca.crt"
-
-  [tenants.shop]           # databases by the name that clients use
-  server      = "old"      # [tenants."*"] is every other database
-  database    = "shop_v2"  # its name on the server, if it differs
-  connections = 200
-  # lines `USER SCRAM-SHA-256$...`: the proxy checks passwords itself
-  verifiers   = "/etc/stillpoint/shop.verifiers"
-
-  # The first rule that matches decides. Without rules only this machine
-  # may connect.
-  [[allow]]
-  action = "reject"        # or "allow", the default
-  users  = ["postgres"]
-  from   = ["0.0.0.0/0", "::/0"]
-  [[allow]]
-  databases = ["shop"]
-  from = ["10.1.0.0/16", "local"]
-  tls  = "required"
-
-With --standby, a second proxy with the same configuration waits on the same
-machine, and takes over when the first one ends.
-
-Signals: SIGHUP reloads the file, SIGTERM lets transactions finish, SIGINT does
-not. STILLPOINT_LOG=info (debug, ...) sets the level of the log on stderr, which
-never contains passwords or keys.
-Servers see the proxy's address: add a line for it to pg_hba.conf with
-scram-sha-256, md5 or trust (not peer, ldap or gss)."#;
+const EXAMPLE: &str = include_str!("proxy_help.txt");
 
 /// Arguments of `stillpoint migrate proxy`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate proxy"), after_long_help = [EXAMPLE, "\n\n", crate::examples::of("stillpoint migrate proxy")].concat())]
+#[command(after_help = crate::examples::of("stillpoint migrate proxy"), after_long_help = [EXAMPLE, "\n", crate::examples::of("stillpoint migrate proxy")].concat())]
 pub(crate) struct Args {
     /// Configuration file; `--help` shows an example.
     #[arg(long, value_name = "FILE")]
@@ -82,21 +24,11 @@ pub(crate) struct Args {
     check_config: bool,
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    listen: Vec<String>,
-    control: String,
-    tenants: Vec<&'a str>,
-    warnings: Vec<String>,
-}
-
-fn line(config: &Config, warnings: Vec<String>) -> Line<'_> {
-    Line {
-        listen: config.listen.iter().map(ToString::to_string).collect(),
-        control: config.control.display().to_string(),
-        tenants: config.tenants.keys().map(String::as_str).collect(),
-        warnings,
-    }
+fn line(config: &Config, warnings: Vec<String>) -> serde_json::Value {
+    let listen: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
+    let tenants: Vec<&String> = config.tenants.keys().collect();
+    let control = config.control.display().to_string();
+    serde_json::json!({"listen": listen, "control": control, "tenants": tenants, "warnings": warnings})
 }
 
 /// Runs `stillpoint migrate proxy`.

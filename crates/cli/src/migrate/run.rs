@@ -8,7 +8,6 @@ use stillpoint_migrate_engine::{Outcome, run as migrate};
 
 /// Arguments of `stillpoint migrate run`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate run"))]
 pub(crate) struct Args {
     #[command(flatten)]
     what: check::MigrationArgs,

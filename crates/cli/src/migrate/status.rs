@@ -6,7 +6,6 @@ use stillpoint_migrate_engine::{CopyProgress, Phase, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint migrate status"))]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,

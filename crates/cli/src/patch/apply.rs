@@ -8,7 +8,6 @@ use stillpoint_patch_engine::{Options, Outcome, apply};
 
 /// Arguments of `stillpoint patch apply`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch apply"))]
 pub(crate) struct Args {
     #[command(flatten)]
     files: Files,

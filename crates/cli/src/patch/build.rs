@@ -1,16 +1,17 @@
 //! `stillpoint patch build`: builds a live patch from source diffs.
 
 use super::building::{Integration, Workplace, hint, with_builder};
-use super::processes::{ViewArg, unusable_file};
+use super::processes::unusable_file;
 use crate::output::{Failure, Output, Success};
 use anyhow::Context;
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use stillpoint_patch_builder::{
-    Built, ChangedFile, DebianRequest, Error, HookNames, Readable, Report, Reproduced, Shipped, ShippedAs,
-    SourceRequest, Statement, read_secret_key, write_whole,
+    Built, DebianRequest, Error, HookNames, Readable, Report, Reproduced, Shipped, ShippedAs, SourceRequest, Statement,
+    read_secret_key, write_whole,
 };
 use stillpoint_patch_catalog::PatchFile;
+use stillpoint_patch_engine::ThreadView;
 use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 
 /// Exit codes, printed after the options.
@@ -88,8 +89,8 @@ pub(crate) struct Args {
     off_stack: Vec<String>,
     /// Mechanism by which each thread sees its version of the code. With `generation`, constants that other units use and
     /// functions that are too short for a jump may change in place; only `--view generation` can apply such a patch.
-    #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
-    view: ViewArg,
+    #[arg(long, value_enum, default_value_t = ThreadView::Trampoline)]
+    view: ThreadView,
     /// Changed functions that a thread may never leave: such a thread keeps the old version while all others migrate.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     may_stay: Vec<String>,
@@ -135,38 +136,6 @@ enum ScopeName {
     ThreadGroup,
     /// All threads of the process, which migrate together.
     Process,
-}
-
-#[derive(Serialize)]
-struct RefusalLine<'a> {
-    refusals: Vec<Reason<'a>>,
-    files: &'a [ChangedFile],
-}
-
-#[derive(Serialize)]
-struct Reason<'a> {
-    code: &'a str,
-    text: String,
-}
-
-#[derive(Serialize)]
-struct BuiltLine<'a> {
-    name: Option<&'a str>,
-    output: Option<&'a Path>,
-    digest: Option<String>,
-    bytes: Option<usize>,
-    target: &'a Path,
-    build_id: Option<String>,
-    reproduced: Option<Reproduced>,
-    units: usize,
-    units_preprocessed: usize,
-    units_compiled: &'a [String],
-    diffs: &'a [String],
-    based_on: &'a [String],
-    files: &'a [ChangedFile],
-    cves: &'a [String],
-    functions: Vec<&'a str>,
-    warnings: &'a [String],
 }
 
 /// Limit of files that are listed for people when there is nothing to patch.
@@ -243,7 +212,7 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
         let bytes = PatchFile::read(path)?.bytes;
         earlier.push(decode(&bytes).with_context(|| format!("patch file {}", path.display()))?.patch);
     }
-    let by_generations = matches!(args.view, ViewArg::Generation);
+    let by_generations = matches!(args.view, ThreadView::Generation);
     anyhow::ensure!(by_generations || args.may_stay.is_empty(), "--may-stay needs --view generation");
     let hooks = HookNames {
         pre_apply: args.pre_apply.clone(),
@@ -276,12 +245,12 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
 fn failure(error: Error, shipped: &ShippedAs, output: &Output) -> Failure {
     match &error {
         Error::Refused(refusals) => {
-            let refusals = refusals.iter().map(|r| Reason { code: r.code(), text: r.to_string() }).collect();
-            output.result("refused", &RefusalLine { refusals, files: &[] });
+            let reasons: Vec<_> = refusals.iter().map(|r| json!({"code": r.code(), "text": r.to_string()})).collect();
+            output.result("refused", &json!({"refusals": reasons, "files": []}));
         }
         Error::Unaccounted { files, .. } => {
-            let refusals = vec![Reason { code: "unaccounted-file", text: error.to_string() }];
-            output.result("refused", &RefusalLine { refusals, files });
+            let reason = json!({"code": "unaccounted-file", "text": error.to_string()});
+            output.result("refused", &json!({"refusals": [reason], "files": files}));
         }
         _ => {}
     }
@@ -368,24 +337,15 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
     }
 }
 
-fn line<'a>(report: &'a Report, patch: Option<&'a Patch>, path: Option<&'a Path>, bytes: &[u8]) -> BuiltLine<'a> {
+fn line(report: &Report, patch: Option<&Patch>, path: Option<&Path>, bytes: &[u8]) -> Value {
     let digest = decode(bytes).ok().map(|signed| hex::encode(signed.digest));
-    BuiltLine {
-        name: patch.map(|p| p.name.as_str()),
-        output: path,
-        digest,
-        bytes: patch.map(|_| bytes.len()),
-        target: &report.target,
-        build_id: patch.map(|p| p.target.build_id.to_string()),
-        reproduced: report.reproduced,
-        units: report.units,
-        units_preprocessed: report.preprocessed,
-        units_compiled: &report.changed,
-        diffs: &report.diffs,
-        based_on: &report.based_on,
-        files: &report.files,
-        cves: patch.map_or(&[][..], |p| &p.cves),
-        functions: patch.map_or_else(Vec::new, |p| p.functions.iter().map(|f| f.name.as_str()).collect()),
-        warnings: patch.map_or(&report.warnings[..], |p| &p.warnings),
-    }
+    let functions: Vec<&String> = patch.iter().flat_map(|p| &p.functions).map(|f| &f.name).collect();
+    let (text, warnings) = (|path: &Path| path.display().to_string(), patch.map_or(&report.warnings, |p| &p.warnings));
+    json!({
+        "name": patch.map(|p| &p.name), "output": path.map(text), "digest": digest, "bytes": patch.map(|_| bytes.len()),
+        "target": text(&report.target), "build_id": patch.map(|p| p.target.build_id.to_string()),
+        "reproduced": report.reproduced, "units": report.units, "units_preprocessed": report.preprocessed,
+        "units_compiled": report.changed, "diffs": report.diffs, "based_on": report.based_on, "files": report.files,
+        "cves": patch.map_or(&[][..], |p| &p.cves[..]), "functions": functions, "warnings": warnings,
+    })
 }

@@ -2,12 +2,11 @@
 
 use super::processes::{Files, MigrationOptions, Processes, observer};
 use crate::output::{Failure, Output};
-use serde::Serialize;
+use serde_json::json;
 use stillpoint_patch_engine::{Options, check};
 
 /// Arguments of `stillpoint patch check`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch check"))]
 pub(crate) struct Args {
     #[command(flatten)]
     files: Files,
@@ -20,24 +19,6 @@ pub(crate) struct Args {
     replace: bool,
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    pid: i32,
-    patch: &'a str,
-    already: bool,
-    functions: &'a [String],
-    bytes: u64,
-    threads: u32,
-    busy: Vec<BusyLine<'a>>,
-    not_looked_at: &'a [String],
-}
-
-#[derive(Serialize)]
-struct BusyLine<'a> {
-    tid: i32,
-    function: &'a str,
-}
-
 /// Runs `stillpoint patch check`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let files = args.files.read()?;
@@ -46,28 +27,22 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         for (signed, _) in &files {
             let name = &signed.patch.name;
             let found = check(pid, signed, &options, &mut observer(output))?;
+            let busy: Vec<_> = found.busy.iter().map(|b| json!({"tid": b.tid.0, "function": b.function})).collect();
+            let (functions, bytes, threads) = (&found.functions, found.bytes, found.threads);
             output.result(
                 "checked",
-                &Line {
-                    pid: pid.0,
-                    patch: name,
-                    already: found.already,
-                    functions: &found.functions,
-                    bytes: found.bytes,
-                    threads: found.threads,
-                    busy: found.busy.iter().map(|b| BusyLine { tid: b.tid.0, function: &b.function }).collect(),
-                    not_looked_at: &found.unchecked,
-                },
+                &json!({
+                    "pid": pid.0, "patch": name, "already": found.already, "functions": functions, "bytes": bytes,
+                    "threads": threads, "busy": busy, "not_looked_at": found.unchecked,
+                }),
             );
             if found.already {
                 output.line(format_args!("{name}: already applied to process {pid}"));
                 continue;
             }
             output.line(format_args!(
-                "{name}: fits process {pid}; {} functions, {} bytes, {} threads",
-                found.functions.len(),
-                found.bytes,
-                found.threads
+                "{name}: fits process {pid}; {} functions, {bytes} bytes, {threads} threads",
+                functions.len()
             ));
             for busy in &found.busy {
                 output.line(format_args!("  thread {} would have to leave {} first", busy.tid, busy.function));

@@ -1,13 +1,12 @@
 //! `stillpoint patch disable`: removes patches of units, and the drop-in with the last one.
 
 use super::enable::reload;
-use super::enabled::{Line, RootOption, units};
+use super::enabled::{RootOption, show, units};
 use crate::output::{Failure, Output};
 use stillpoint_patch_catalog::{Enabled, PatchFile, drop_in, lost_base};
 
 /// Arguments of `stillpoint patch disable`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch disable"))]
 pub(crate) struct Args {
     /// Names of patches; without names, all patches of the unit.
     names: Vec<String>,
@@ -45,7 +44,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         removed += go.len();
         let failed = |error| Failure::failed(error, "patches that were not removed stay enabled");
         for file in go {
-            Line::new(unit, file).show(if args.dry_run { "would be disabled" } else { "disabled" }, output);
+            show(unit, file, if args.dry_run { "would be disabled" } else { "disabled" }, output);
             if !args.dry_run {
                 enabled.remove(file).map_err(failed)?;
             }

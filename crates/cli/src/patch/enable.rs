@@ -1,6 +1,6 @@
 //! `stillpoint patch enable`: patches that are active again after each start of a service.
 
-use super::enabled::{Line, RootOption};
+use super::enabled::{RootOption, show};
 use super::processes::{PolicyName, Trust, unusable_file};
 use crate::output::{Failure, Output};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,6 @@ use stillpoint_patch_catalog::{Addition, Candidate, Enabled, Error, PatchFile, R
 
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch enable"))]
 pub(crate) struct Args {
     /// Patch files in the order to be applied, after those that are already enabled.
     #[arg(required = true, value_name = "FILE")]
@@ -87,7 +86,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let write = || -> Result<(), Error> {
         for (name, bytes) in new {
             let path = enabled.add(&name, &bytes)?;
-            Line::new(&unit, &PatchFile { path, bytes }).show("enabled", output);
+            show(&unit, &PatchFile { path, bytes }, "enabled", output);
         }
         if drop_in::is_written(&path, &text) {
             return Ok(());

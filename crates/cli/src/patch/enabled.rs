@@ -1,7 +1,7 @@
 //! `stillpoint patch enabled`: lists the patches that are active again after each start of a service.
 
 use crate::output::{Failure, Output};
-use serde::Serialize;
+use serde_json::json;
 use stillpoint_host::systemd::ServiceName;
 use stillpoint_patch_catalog::{Enabled, PatchFile, Root};
 
@@ -15,7 +15,6 @@ pub(crate) struct RootOption {
 
 /// Arguments of `stillpoint patch enabled`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch enabled"))]
 pub(crate) struct Args {
     /// List only the patches of this unit.
     #[arg(long, value_name = "NAME")]
@@ -24,43 +23,23 @@ pub(crate) struct Args {
     root: RootOption,
 }
 
-/// Enabled patch, for people or as JSON.
-#[derive(Serialize)]
-pub(super) struct Line<'a> {
-    unit: &'a str,
-    file: String,
-    patch: Option<String>,
-    cves: Vec<String>,
-    build_id: Option<String>,
-    error: Option<String>,
-}
-
-impl<'a> Line<'a> {
-    /// Reads the patch.
-    pub(super) fn new(unit: &'a ServiceName, stored: &PatchFile) -> Self {
-        let read = stored.patch();
-        let (patch, error) = match &read {
-            Ok(patch) => (Some(patch), None),
-            Err(error) => (None, Some(format!("{error:#}"))),
-        };
-        Line {
-            unit: unit.as_str(),
-            file: stored.path.display().to_string(),
-            patch: patch.map(|p| p.name.clone()),
-            cves: patch.map(|p| p.cves.clone()).unwrap_or_default(),
-            build_id: patch.map(|p| p.target.build_id.to_string()),
-            error,
-        }
-    }
-
-    /// Prints it with what happened to it.
-    pub(super) fn show(&self, event: &'static str, output: &Output) {
-        output.result(event, self);
-        let name = self.patch.clone().unwrap_or_else(|| self.file.clone());
-        let cves = if self.cves.is_empty() { String::new() } else { format!(" [{}]", self.cves.join(", ")) };
-        let error = self.error.as_ref().map(|e| format!(": {e}")).unwrap_or_default();
-        output.line(format_args!("{}: {event} {name}{cves}{error}", self.unit));
-    }
+/// Prints a patch of a unit, with what happened to it.
+pub(super) fn show(unit: &ServiceName, stored: &PatchFile, event: &'static str, output: &Output) {
+    let file = stored.path.display().to_string();
+    let patch = stored.patch();
+    let error = patch.as_ref().err().map(|error| format!("{error:#}"));
+    let patch = patch.ok();
+    let (name, cves) = (patch.as_ref().map(|p| &p.name), patch.as_ref().map_or(&[][..], |p| &p.cves[..]));
+    let build_id = patch.as_ref().map(|p| p.target.build_id.to_string());
+    output.result(
+        event,
+        &json!({
+            "unit": unit.as_str(), "file": file, "patch": name, "cves": cves, "build_id": build_id, "error": error,
+        }),
+    );
+    let cves = if cves.is_empty() { String::new() } else { format!(" [{}]", cves.join(", ")) };
+    let error = error.map(|e| format!(": {e}")).unwrap_or_default();
+    output.line(format_args!("{unit}: {event} {}{cves}{error}", name.unwrap_or(&file)));
 }
 
 /// Units to work on: the named one, or all that have a patch.
@@ -76,7 +55,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let root = &args.root.root;
     for unit in &units(root, args.unit.as_deref())? {
         let patches = Enabled::of(root, unit).patches().map_err(Failure::refused)?;
-        patches.iter().for_each(|stored| Line::new(unit, stored).show("enabled", output));
+        patches.iter().for_each(|stored| show(unit, stored, "enabled", output));
     }
     Ok(())
 }

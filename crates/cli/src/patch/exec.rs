@@ -22,7 +22,6 @@ use stillpoint_patch_tracee::{Module, Pid, Process};
 
 /// Arguments of `stillpoint patch exec`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch exec"))]
 pub(crate) struct Args {
     /// Patch files in the order to be applied; for a directory, its `*.patch` files in the order of their names.
     #[arg(long, value_name = "FILE|DIR")]

@@ -27,7 +27,6 @@ use stillpoint_patch_tracee::launch::introduction::{Connected, Introduced};
 
 /// Arguments of `stillpoint patch exec-helper`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch exec-helper"))]
 pub(crate) struct Args {
     /// Listen here; without it, serve the connection that standard input is (a socket unit with Accept=yes).
     #[arg(long, value_name = "SOCKET")]

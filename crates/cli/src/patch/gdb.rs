@@ -2,14 +2,13 @@
 
 use super::processes::failure;
 use crate::output::{Failure, Output};
-use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 use stillpoint_patch_engine::debugger_files;
 use stillpoint_patch_tracee::Pid;
 
 /// Arguments of `stillpoint patch gdb`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch gdb"))]
 pub(crate) struct Args {
     /// Number of the process.
     #[arg(long, value_name = "N")]
@@ -19,22 +18,14 @@ pub(crate) struct Args {
     output: PathBuf,
 }
 
-#[derive(Serialize)]
-struct Line {
-    pid: i32,
-    script: PathBuf,
-    images: Vec<PathBuf>,
-    perf_map: PathBuf,
-}
-
 /// Runs `stillpoint patch gdb`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let files = debugger_files(Pid(args.pid), &args.output).map_err(failure)?;
     output.line(format_args!("gdb -p {} -x {}", args.pid, files.script.display()));
     output.line(format_args!("perf finds names in {}", files.perf_map.display()));
-    output.result(
-        "debugger-files",
-        &Line { pid: args.pid, script: files.script, images: files.images, perf_map: files.perf_map },
-    );
+    let images: Vec<String> = files.images.iter().map(|image| image.display().to_string()).collect();
+    let (script, map) = (files.script.display().to_string(), files.perf_map.display().to_string());
+    let line = json!({"pid": args.pid, "script": script, "images": images, "perf_map": map});
+    output.result("debugger-files", &line);
     Ok(())
 }

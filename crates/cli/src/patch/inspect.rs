@@ -13,7 +13,6 @@ use stillpoint_patch_format::{
 
 /// Arguments of `stillpoint patch inspect`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch inspect"))]
 pub(crate) struct Args {
     /// A patch file.
     #[arg(value_name = "FILE")]

@@ -2,7 +2,7 @@
 
 use crate::output::{Failure, Output};
 use anyhow::Context;
-use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 use stillpoint_patch_builder::{generate_key, read_secret_key};
 use stillpoint_patch_format::PublicKey;
@@ -12,7 +12,6 @@ const KEY_MAX: u64 = 64 << 10;
 
 /// Arguments of `stillpoint patch key`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch key"))]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -21,14 +20,12 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Create an ed25519 key pair: the secret key signs patches, the public key verifies them where they are applied.
-    #[command(after_help = crate::examples::of("stillpoint patch key generate"))]
     Generate {
         /// Directory for `stillpoint-ID.key` (mode 0600) and `stillpoint-ID.pub`.
         #[arg(short, long, value_name = "DIR")]
         output: PathBuf,
     },
     /// Show the id and the public key of a key file, secret or public.
-    #[command(after_help = crate::examples::of("stillpoint patch key show"))]
     Show {
         /// A key file.
         #[arg(value_name = "FILE")]
@@ -36,32 +33,23 @@ enum Command {
     },
 }
 
-#[derive(Serialize)]
-struct KeyLine {
-    id: String,
-    public_key: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    secret_file: Option<PathBuf>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    public_file: Option<PathBuf>,
-}
-
 /// Runs `stillpoint patch key`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    let line = match args.command {
+    let (key, files) = match args.command {
         Command::Generate { output: directory } => {
             let made = generate_key(&directory).map_err(|e| Failure::failed(e, "no key was made"))?;
             output.line(format_args!("secret key {}: keep it secret, it signs patches", made.secret.display()));
             output.line(format_args!("public key {}: install it where patches are applied", made.public.display()));
-            let (secret_file, public_file) = (Some(made.secret), Some(made.public));
-            KeyLine { id: made.key.id().to_string(), public_key: hex(&made.key), secret_file, public_file }
+            (made.key, Some([made.secret, made.public].map(|path| path.display().to_string())))
         }
-        Command::Show { file } => {
-            let key = read(&file).map_err(Failure::refused)?;
-            KeyLine { id: key.id().to_string(), public_key: hex(&key), secret_file: None, public_file: None }
-        }
+        Command::Show { file } => (read(&file).map_err(Failure::refused)?, None),
     };
-    output.lines(format_args!("id {}\npublic {}", line.id, line.public_key));
+    let (id, public_key) = (key.id().to_string(), hex(&key));
+    output.lines(format_args!("id {id}\npublic {public_key}"));
+    let mut line = json!({"id": id, "public_key": public_key});
+    if let Some([secret, public]) = files {
+        (line["secret_file"], line["public_file"]) = (secret.into(), public.into());
+    }
     output.result("key", &line);
     Ok(())
 }

@@ -12,7 +12,6 @@ use stillpoint_patch_tracee::Pid;
 
 /// Arguments of `stillpoint patch list`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch list"))]
 pub(crate) struct Args {
     /// Print gauges in the text format of Prometheus, for instance for node_exporter's textfile collector.
     #[arg(long, conflicts_with = "json")]

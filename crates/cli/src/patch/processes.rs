@@ -140,8 +140,8 @@ pub(crate) struct MigrationOptions {
     quiescence: Quiescence,
     /// Mechanism by which each thread sees its version of the code: `trampoline` (jumps, on every kernel) or `generation`
     /// (pages of its own, on a kernel with address-space generations).
-    #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
-    view: ViewArg,
+    #[arg(long, value_enum, default_value_t = ThreadView::Trampoline)]
+    view: ThreadView,
     /// Continue in a program with its own coroutines, although old code may continue to run in suspended ones.
     #[arg(long)]
     allow_suspended_frames: bool,
@@ -152,21 +152,11 @@ impl MigrationOptions {
     pub(crate) fn options(&self) -> Options {
         Options {
             quiescence: self.quiescence,
-            view: match self.view {
-                ViewArg::Trampoline => ThreadView::Trampoline,
-                ViewArg::Generation => ThreadView::Generation,
-            },
+            view: self.view,
             allow_suspended_frames: self.allow_suspended_frames,
             ..Options::default()
         }
     }
-}
-
-/// Value of `--view`.
-#[derive(Clone, Copy, clap::ValueEnum)]
-pub(super) enum ViewArg {
-    Trampoline,
-    Generation,
 }
 
 fn quiescence(text: &str) -> Result<Quiescence, String> {

@@ -12,7 +12,6 @@ use stillpoint_patch_catalog::{Error, drop_in};
 
 /// Arguments of `stillpoint patch refresh`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch refresh"))]
 pub(crate) struct Args {
     /// Update only this unit.
     #[arg(long, value_name = "NAME")]

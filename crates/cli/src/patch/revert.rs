@@ -8,7 +8,6 @@ use stillpoint_patch_engine::{Options, Outcome, PatchSelection, revert};
 
 /// Arguments of `stillpoint patch revert`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch revert"))]
 pub(crate) struct Args {
     /// The patch to revert; it must be the newest one. Default: the newest one.
     #[arg(conflicts_with = "all")]

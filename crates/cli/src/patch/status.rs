@@ -6,7 +6,6 @@ use stillpoint_patch_engine::{Status, status};
 
 /// Arguments of `stillpoint patch status`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch status"))]
 pub(crate) struct Args {
     #[command(flatten)]
     processes: Processes,

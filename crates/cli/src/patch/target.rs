@@ -3,13 +3,12 @@
 use super::build::{parse_package, parse_shipped};
 use super::building::{Integration, Workplace, hint, with_builder};
 use crate::output::{Failure, Output};
-use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
 use stillpoint_patch_builder::{Diff, Parts, Shipped, ShippedAs};
 
 /// Arguments of `stillpoint patch target`.
 #[derive(clap::Args)]
-#[command(after_help = crate::examples::of("stillpoint patch target"))]
 pub(crate) struct Args {
     /// Source package. Default version: the newest one that the archive serves.
     #[arg(long, value_name = "PACKAGE[=VERSION]")]
@@ -32,22 +31,6 @@ pub(crate) struct Args {
     workplace: Workplace,
 }
 
-#[derive(Serialize)]
-struct TargetLine {
-    package: String,
-    version: String,
-    series: Vec<SeriesEntry>,
-    program: Option<PathBuf>,
-}
-
-#[derive(Serialize)]
-struct SeriesEntry {
-    name: String,
-    cves: Vec<String>,
-    subject: String,
-    shipped: bool,
-}
-
 /// Runs `stillpoint patch target`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let ShippedAs::Series(shipped) = parse_shipped(&args.shipped) else {
@@ -56,16 +39,10 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         ));
     };
     let (package, version) = parse_package(&args.debian);
-    let line = with_builder(&args.workplace, output, |builder| {
+    let (package, version, series, program) = with_builder(&args.workplace, output, |builder| {
         let parts = if args.prebuilt { Parts::SourceAndBinaries } else { Parts::Source };
         let source = builder.fetch_source(&package, version.as_deref(), parts)?;
         let there = shipped.diffs(&source.series)?;
-        let entry = |diff: &Diff| SeriesEntry {
-            name: diff.name.clone(),
-            cves: diff.cves.clone(),
-            subject: diff.subject.clone(),
-            shipped: there.contains(diff),
-        };
         let program = match (&args.program, &args.output) {
             (Some(name), Some(into)) if args.prebuilt => Some(builder.take_binary(&source, name, into)?),
             (Some(name), Some(into)) => {
@@ -74,27 +51,26 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             }
             _ => None,
         };
-        Ok(TargetLine {
-            package: source.name().to_owned(),
-            version: source.version().to_owned(),
-            series: source.series.diffs.iter().map(entry).collect(),
-            program,
-        })
+        let series: Vec<(Diff, bool)> = source.series.diffs.iter().map(|d| (d.clone(), there.contains(d))).collect();
+        Ok((source.name().to_owned(), source.version().to_owned(), series, program))
     })
     .map_err(|error| {
         let hint = hint(&error, None);
         Failure { hint, ..Failure::failed(error, "no program was written") }
     })?;
-    output.line(format_args!("{} {}", line.package, line.version));
-    for entry in &line.series {
-        let mark = if entry.shipped { "in" } else { "out" };
-        output.line(format_args!("  {mark:3}  {}  {}", entry.name, entry.cves.join(" ")));
+    output.line(format_args!("{package} {version}"));
+    let mut entries = Vec::new();
+    for (Diff { name, cves, subject, .. }, shipped) in &series {
+        let mark = if *shipped { "in" } else { "out" };
+        output.line(format_args!("  {mark:3}  {name}  {}", cves.join(" ")));
+        entries.push(json!({"name": name, "cves": cves, "subject": subject, "shipped": shipped}));
     }
-    if let Some(path) = &line.program {
+    let program = program.map(|path| path.display().to_string());
+    if let Some(path) = &program {
         let how = if args.prebuilt { "from the archive" } else { built_with(&shipped) };
-        output.line(format_args!("{} ({how})", path.display()));
+        output.line(format_args!("{path} ({how})"));
     }
-    output.result("target", &line);
+    output.result("target", &json!({"package": package, "version": version, "series": entries, "program": program}));
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::processes::{Processes, ended, failure, with_pid};
 use crate::output::{Exit, Failure, Output};
-use serde::Serialize;
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -84,16 +84,6 @@ struct Wave {
     failures: Vec<(Pid, engine::Error)>,
 }
 
-#[derive(Serialize)]
-struct WaveLine {
-    done: usize,
-    already: usize,
-    ended: usize,
-    without: usize,
-    failed: usize,
-    duration_us: u64,
-}
-
 impl Wave {
     fn take(&mut self, pid: Pid, result: Result<Step, engine::Error>) {
         match result {
@@ -119,14 +109,10 @@ impl Wave {
         }
         output.result(
             "wave",
-            &WaveLine {
-                done: self.done,
-                already: self.already,
-                ended: self.ended,
-                without: self.without.len(),
-                failed: self.failures.len(),
-                duration_us: duration.as_micros() as u64,
-            },
+            &json!({
+                "done": self.done, "already": self.already, "ended": self.ended, "without": self.without.len(),
+                "failed": self.failures.len(), "duration_us": duration.as_micros() as u64,
+            }),
         );
         output.line(format_args!("{} in {:.0} ms", self.describe(), duration.as_secs_f64() * 1e3));
         if !self.without.is_empty() {

@@ -356,10 +356,7 @@ pub(crate) fn remove_in(parent: BorrowedFd, name: &OsStr, path: &Path) -> Result
 }
 
 fn without_mounts(mounts: &[PathBuf]) -> Result<(), Error> {
-    match mounts.first() {
-        None => Ok(()),
-        Some(mount) => Err(rustix::io::Errno::BUSY).at("removing the mounted", mount),
-    }
+    mounts.first().map_or(Ok(()), |mount| Err(rustix::io::Errno::BUSY).at("removing the mounted", mount))
 }
 
 /// Default directory of the cache, if the caller names none.
@@ -381,7 +378,7 @@ fn limit_bytes() -> Result<u64, Error> {
         return Ok(DEFAULT_LIMIT_GIB * GIB);
     };
     let value = value.to_string_lossy().into_owned();
-    value.parse().ok().and_then(|gib: u64| gib.checked_mul(GIB)).ok_or(Error::Limit { value })
+    value.parse().ok().and_then(|gib: u64| gib.checked_mul(GIB)).ok_or(Error::Limit(value))
 }
 
 fn check_name(kind: &str, name: &str) -> Result<(), Error> {

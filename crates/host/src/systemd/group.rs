@@ -172,7 +172,7 @@ pub fn service_of_process(pid: i32) -> Result<ServiceName, Error> {
         ControlGroup::find(service, false).is_ok_and(|found| found.path == *group)
     };
     let mut found = groups_of_systemd(&text).filter_map(service_of_group);
-    found.find(is_service).map(|(service, _)| service).ok_or(Error::NotInService { pid })
+    found.find(is_service).map(|(service, _)| service).ok_or(Error::NotInService(pid))
 }
 
 /// Paths in systemd's own hierarchies, from the text of `/proc/PID/cgroup`.

@@ -19,11 +19,13 @@ use stillpoint_kernel_foam::{Form, PRESENT};
 use stillpoint_operation::{Faults, Operation, Phase, run_blocking};
 
 /// Protection of sockets from the network while no process holds them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Guard {
-    /// Rules of nftables, criu's and those of a guard owner: packets of established connections are dropped until the restore.
+    /// Rules of nftables, which criu and stillpoint add at the checkpoint and remove at the restore.
+    ///
+    /// Until then packets of established connections are dropped.
     Nftables,
-    /// No protection by this program: without another one, a peer that sends meanwhile is reset.
+    /// No guard: the kernel resets connections of peers that send meanwhile.
     None,
 }
 

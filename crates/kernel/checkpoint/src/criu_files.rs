@@ -14,13 +14,15 @@ use stillpoint_kernel_criu::tcp::{Connection, connections};
 use stillpoint_kernel_foam::{Extent, LAZY, Object, PRESENT, Placement, Recorded};
 
 /// Time at which memory is restored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum RestoreMode {
-    /// All of it before the process runs.
-    Eager,
-    /// Pages that can wait are fetched when they are faulted in.
+    /// On demand when a thread faults, and in the background.
+    ///
+    /// Pages that cannot wait are there before the process runs.
     OnDemand,
+    /// All of it before any program runs.
+    Eager,
 }
 
 /// Limit in bytes for a file of criu that is read as a whole.

@@ -125,10 +125,10 @@ impl<'b> Reader<'b> {
     }
 }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Inventory {
-    #[prost(string, optional, tag = "13")]
-    dump_criu_run_id: Option<String>,
+messages! {
+    struct Inventory {
+        dump_criu_run_id: Option<String> = (string, optional, tag = "13"),
+    }
 }
 
 /// Returns the id of the criu run that made a checkpoint, from `inventory.img`.
@@ -141,24 +141,20 @@ pub fn run_id(bytes: &[u8]) -> Result<Option<String>, Error> {
     Ok(message::<Inventory>("the inventory", entry)?.dump_criu_run_id)
 }
 
-/// A process of a checkpoint.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Process {
-    /// Number of the process.
-    #[prost(uint32, required, tag = "1")]
-    pub pid: u32,
-    /// Number of its parent.
-    #[prost(uint32, required, tag = "2")]
-    pub ppid: u32,
-    /// Number of its process group.
-    #[prost(uint32, required, tag = "3")]
-    pub pgid: u32,
-    /// Number of its session.
-    #[prost(uint32, required, tag = "4")]
-    pub sid: u32,
-    /// Numbers of its threads.
-    #[prost(uint32, repeated, packed = "false", tag = "5")]
-    pub threads: Vec<u32>,
+messages! {
+    /// A process of a checkpoint.
+    pub struct Process {
+        /// Number of the process.
+        pub pid: u32 = (uint32, required, tag = "1"),
+        /// Number of its parent.
+        pub ppid: u32 = (uint32, required, tag = "2"),
+        /// Number of its process group.
+        pub pgid: u32 = (uint32, required, tag = "3"),
+        /// Number of its session.
+        pub sid: u32 = (uint32, required, tag = "4"),
+        /// Numbers of its threads.
+        pub threads: Vec<u32> = (uint32, repeated, packed = "false", tag = "5"),
+    }
 }
 
 /// Returns the processes that `pstree.img` names, the root first.
@@ -169,42 +165,32 @@ pub fn processes(bytes: &[u8]) -> Result<Vec<Process>, Error> {
     entries(Kind::Pstree, bytes)?.into_iter().map(|entry| message("a process", entry)).collect()
 }
 
-/// A socket of the internet families.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct InetSocket {
-    /// Inode, which names the image of its stream.
-    #[prost(uint32, required, tag = "2")]
-    pub ino: u32,
-    /// Type of the socket: `SOCK_STREAM` and others.
-    #[prost(uint32, required, tag = "4")]
-    pub kind: u32,
-    /// State: `TCP_ESTABLISHED` is 1, `TCP_LISTEN` 10.
-    #[prost(uint32, required, tag = "6")]
-    pub state: u32,
-    /// Our port.
-    #[prost(uint32, required, tag = "7")]
-    pub src_port: u32,
-    /// The peer's port.
-    #[prost(uint32, required, tag = "8")]
-    pub dst_port: u32,
-    /// Our address, as words of the kernel's memory.
-    #[prost(uint32, repeated, packed = "false", tag = "11")]
-    pub src_addr: Vec<u32>,
-    /// The peer's address, in the same form.
-    #[prost(uint32, repeated, packed = "false", tag = "12")]
-    pub dst_addr: Vec<u32>,
-    #[prost(message, optional, tag = "16")]
-    pub(crate) ip: Option<IpOptions>,
-    /// Name of the interface that it is bound to.
-    #[prost(string, optional, tag = "17")]
-    pub ifname: Option<String>,
-}
+messages! {
+    /// A socket of the internet families.
+    pub struct InetSocket {
+        /// Inode, which names the image of its stream.
+        pub ino: u32 = (uint32, required, tag = "2"),
+        /// Type of the socket: `SOCK_STREAM` and others.
+        pub kind: u32 = (uint32, required, tag = "4"),
+        /// State: `TCP_ESTABLISHED` is 1, `TCP_LISTEN` 10.
+        pub state: u32 = (uint32, required, tag = "6"),
+        /// Our port.
+        pub src_port: u32 = (uint32, required, tag = "7"),
+        /// The peer's port.
+        pub dst_port: u32 = (uint32, required, tag = "8"),
+        /// Our address, as words of the kernel's memory.
+        pub src_addr: Vec<u32> = (uint32, repeated, packed = "false", tag = "11"),
+        /// The peer's address, in the same form.
+        pub dst_addr: Vec<u32> = (uint32, repeated, packed = "false", tag = "12"),
+        pub(crate) ip: Option<IpOptions> = (message, optional, tag = "16"),
+        /// Name of the interface that it is bound to.
+        pub ifname: Option<String> = (string, optional, tag = "17"),
+    }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-pub(crate) struct IpOptions {
-    /// `IP_FREEBIND`: the address need not exist.
-    #[prost(bool, optional, tag = "1")]
-    pub(crate) freebind: Option<bool>,
+    pub(crate) struct IpOptions {
+        /// `IP_FREEBIND`: the address need not exist.
+        pub(crate) freebind: Option<bool> = (bool, optional, tag = "1"),
+    }
 }
 
 impl InetSocket {
@@ -214,10 +200,10 @@ impl InetSocket {
     }
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct File {
-    #[prost(message, optional, tag = "4")]
-    pub(crate) inet: Option<InetSocket>,
+messages! {
+    pub(crate) struct File {
+        pub(crate) inet: Option<InetSocket> = (message, optional, tag = "4"),
+    }
 }
 
 /// Returns the internet sockets that `files.img` names.

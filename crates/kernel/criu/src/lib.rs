@@ -28,6 +28,17 @@
 //! Follows criu's own headers and `.proto` files, versions 3.17 to 4.2.
 #![forbid(unsafe_code)]
 
+/// Messages of criu's protocol: `field: type = (wire type, label, tag = "number")`.
+macro_rules! messages {
+    ($($(#[$attribute:meta])* $scope:vis struct $name:ident {
+        $($(#[$doc:meta])* $visible:vis $field:ident: $type:ty = ($($wire:tt)*),)*
+    })*) => {$(
+        $(#[$attribute])*
+        #[derive(Clone, PartialEq, Eq, prost::Message)]
+        $scope struct $name { $($(#[$doc])* #[prost($($wire)*)] $visible $field: $type,)* }
+    )*};
+}
+
 mod error;
 pub mod image;
 pub mod lazy;

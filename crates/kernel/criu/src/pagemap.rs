@@ -7,28 +7,22 @@
 use crate::Error;
 use crate::image::{Kind, begin, entries, message, put};
 use crate::page_server::{Form, PE_LAZY, PE_PRESENT};
-use prost::Message;
 use stillpoint_base::PAGE;
 
 /// Largest number of pages in older versions.
 const PAGES_SHORT: u64 = u32::MAX as u64;
 
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Head {
-    #[prost(uint32, required, tag = "1")]
-    pages_id: u32,
-}
+messages! {
+    struct Head {
+        pages_id: u32 = (uint32, required, tag = "1"),
+    }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Entry {
-    #[prost(uint64, required, tag = "1")]
-    vaddr: u64,
-    #[prost(uint32, required, tag = "2")]
-    compat_nr_pages: u32,
-    #[prost(uint32, optional, tag = "4")]
-    flags: Option<u32>,
-    #[prost(uint64, optional, tag = "5")]
-    nr_pages: Option<u64>,
+    struct Entry {
+        vaddr: u64 = (uint64, required, tag = "1"),
+        compat_nr_pages: u32 = (uint32, required, tag = "2"),
+        flags: Option<u32> = (uint32, optional, tag = "4"),
+        nr_pages: Option<u64> = (uint64, optional, tag = "5"),
+    }
 }
 
 /// Consecutive pages that are of one kind.

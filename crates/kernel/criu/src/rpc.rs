@@ -39,147 +39,104 @@ pub enum NetworkLock {
     Skip = 3,
 }
 
-/// Destination of pages.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct PageServer {
-    /// Number of a socket that criu has inherited.
-    #[prost(int32, optional, tag = "4")]
-    pub fd: Option<i32>,
-}
-
-/// Options of a request that this product uses.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Options {
-    /// Directory of the images: descriptor in the requesting process.
-    #[prost(int32, required, tag = "1")]
-    pub images_dir_fd: i32,
-    /// Number of the process at the root of the tree to dump.
-    #[prost(int32, optional, tag = "2")]
-    pub pid: Option<i32>,
-    /// Let the processes run after the dump.
-    #[prost(bool, optional, tag = "3")]
-    pub leave_running: Option<bool>,
-    /// Dump established TCP connections.
-    #[prost(bool, optional, tag = "5")]
-    pub tcp_established: Option<bool>,
-    /// Dump a tree whose session leader is outside.
-    #[prost(bool, optional, tag = "7")]
-    pub shell_job: Option<bool>,
-    /// Dump file locks.
-    #[prost(bool, optional, tag = "8")]
-    pub file_locks: Option<bool>,
-    /// Level of the log, from 0 to 4.
-    #[prost(int32, optional, tag = "9")]
-    pub log_level: Option<i32>,
-    /// Name of the log in the working directory.
-    #[prost(string, optional, tag = "10")]
-    pub log_file: Option<String>,
+messages! {
     /// Destination of pages.
-    #[prost(message, optional, tag = "11")]
-    pub ps: Option<PageServer>,
-    /// Send a notification at every step.
-    #[prost(bool, optional, tag = "12")]
-    pub notify_scripts: Option<bool>,
-    /// Images of the previous pass, below the directory of images.
-    #[prost(string, optional, tag = "14")]
-    pub parent_img: Option<String>,
-    /// Track changes of memory.
-    #[prost(bool, optional, tag = "15")]
-    pub track_mem: Option<bool>,
-    /// Keep open files that were deleted, by links to them.
-    #[prost(bool, optional, tag = "18")]
-    pub link_remap: Option<bool>,
-    /// Mode for control groups: 0 leaves them as they are.
-    #[prost(int32, optional, tag = "34")]
-    pub manage_cgroups_mode: Option<i32>,
-    /// Limit in bytes up to which deleted files are kept in the images.
-    #[prost(uint32, optional, tag = "35")]
-    pub ghost_limit: Option<u32>,
-    /// Restore memory on demand.
-    #[prost(bool, optional, tag = "48")]
-    pub lazy_pages: Option<bool>,
-    /// Method by which the network is blocked.
-    #[prost(enumeration = "NetworkLock", optional, tag = "64")]
-    pub network_lock: Option<i32>,
-}
+    pub struct PageServer {
+        /// Number of a socket that criu has inherited.
+        pub fd: Option<i32> = (int32, optional, tag = "4"),
+    }
 
-/// Optional features of criu on this kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Features {
-    /// Changes of memory can be tracked.
-    #[prost(bool, optional, tag = "1")]
-    pub mem_track: Option<bool>,
-    /// Memory can be restored on demand.
-    #[prost(bool, optional, tag = "2")]
-    pub lazy_pages: Option<bool>,
-}
+    /// Options of a request that this product uses.
+    pub struct Options {
+        /// Directory of the images: descriptor in the requesting process.
+        pub images_dir_fd: i32 = (int32, required, tag = "1"),
+        /// Number of the process at the root of the tree to dump.
+        pub pid: Option<i32> = (int32, optional, tag = "2"),
+        /// Let the processes run after the dump.
+        pub leave_running: Option<bool> = (bool, optional, tag = "3"),
+        /// Dump established TCP connections.
+        pub tcp_established: Option<bool> = (bool, optional, tag = "5"),
+        /// Dump a tree whose session leader is outside.
+        pub shell_job: Option<bool> = (bool, optional, tag = "7"),
+        /// Dump file locks.
+        pub file_locks: Option<bool> = (bool, optional, tag = "8"),
+        /// Level of the log, from 0 to 4.
+        pub log_level: Option<i32> = (int32, optional, tag = "9"),
+        /// Name of the log in the working directory.
+        pub log_file: Option<String> = (string, optional, tag = "10"),
+        /// Destination of pages.
+        pub ps: Option<PageServer> = (message, optional, tag = "11"),
+        /// Send a notification at every step.
+        pub notify_scripts: Option<bool> = (bool, optional, tag = "12"),
+        /// Images of the previous pass, below the directory of images.
+        pub parent_img: Option<String> = (string, optional, tag = "14"),
+        /// Track changes of memory.
+        pub track_mem: Option<bool> = (bool, optional, tag = "15"),
+        /// Keep open files that were deleted, by links to them.
+        pub link_remap: Option<bool> = (bool, optional, tag = "18"),
+        /// Mode for control groups: 0 leaves them as they are.
+        pub manage_cgroups_mode: Option<i32> = (int32, optional, tag = "34"),
+        /// Limit in bytes up to which deleted files are kept in the images.
+        pub ghost_limit: Option<u32> = (uint32, optional, tag = "35"),
+        /// Restore memory on demand.
+        pub lazy_pages: Option<bool> = (bool, optional, tag = "48"),
+        /// Method by which the network is blocked.
+        pub network_lock: Option<i32> = (enumeration = "NetworkLock", optional, tag = "64"),
+    }
 
-/// A request.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Request {
-    /// The operation, a [`RequestType`].
-    #[prost(enumeration = "RequestType", required, tag = "1")]
-    pub kind: i32,
-    /// Options of the operation.
-    #[prost(message, optional, tag = "2")]
-    pub opts: Option<Options>,
-    /// Permission to continue, as the answer to a notification.
-    #[prost(bool, optional, tag = "3")]
-    pub notify_success: Option<bool>,
-    /// More requests follow.
-    #[prost(bool, optional, tag = "4")]
-    pub keep_open: Option<bool>,
-    /// Features that are queried.
-    #[prost(message, optional, tag = "5")]
-    pub features: Option<Features>,
-}
+    /// Optional features of criu on this kernel.
+    #[derive(Copy)]
+    pub struct Features {
+        /// Changes of memory can be tracked.
+        pub mem_track: Option<bool> = (bool, optional, tag = "1"),
+        /// Memory can be restored on demand.
+        pub lazy_pages: Option<bool> = (bool, optional, tag = "2"),
+    }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Restored {
-    #[prost(int32, required, tag = "1")]
-    pid: i32,
-}
+    /// A request.
+    pub struct Request {
+        /// The operation, a [`RequestType`].
+        pub kind: i32 = (enumeration = "RequestType", required, tag = "1"),
+        /// Options of the operation.
+        pub opts: Option<Options> = (message, optional, tag = "2"),
+        /// Permission to continue, as the answer to a notification.
+        pub notify_success: Option<bool> = (bool, optional, tag = "3"),
+        /// More requests follow.
+        pub keep_open: Option<bool> = (bool, optional, tag = "4"),
+        /// Features that are queried.
+        pub features: Option<Features> = (message, optional, tag = "5"),
+    }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Notification {
-    #[prost(string, optional, tag = "1")]
-    script: Option<String>,
-    #[prost(int32, optional, tag = "2")]
-    pid: Option<i32>,
-}
+    struct Restored {
+        pid: i32 = (int32, required, tag = "1"),
+    }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Response {
-    #[prost(enumeration = "RequestType", required, tag = "1")]
-    kind: i32,
-    #[prost(bool, required, tag = "2")]
-    success: bool,
-    #[prost(message, optional, tag = "4")]
-    restore: Option<Restored>,
-    #[prost(message, optional, tag = "5")]
-    notify: Option<Notification>,
-    #[prost(int32, optional, tag = "7")]
-    errno: Option<i32>,
-    #[prost(message, optional, tag = "8")]
-    features: Option<Features>,
-    #[prost(string, optional, tag = "9")]
-    message: Option<String>,
-    #[prost(message, optional, tag = "10")]
-    version: Option<Version>,
-}
+    struct Notification {
+        script: Option<String> = (string, optional, tag = "1"),
+        pid: Option<i32> = (int32, optional, tag = "2"),
+    }
 
-/// A version of criu.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct Version {
-    /// First number.
-    #[prost(int32, required, tag = "1")]
-    pub major: i32,
-    /// Second number.
-    #[prost(int32, required, tag = "2")]
-    pub minor: i32,
-    /// Third number, if there is one.
-    #[prost(int32, optional, tag = "4")]
-    pub sublevel: Option<i32>,
+    struct Response {
+        kind: i32 = (enumeration = "RequestType", required, tag = "1"),
+        success: bool = (bool, required, tag = "2"),
+        restore: Option<Restored> = (message, optional, tag = "4"),
+        notify: Option<Notification> = (message, optional, tag = "5"),
+        errno: Option<i32> = (int32, optional, tag = "7"),
+        features: Option<Features> = (message, optional, tag = "8"),
+        message: Option<String> = (string, optional, tag = "9"),
+        version: Option<Version> = (message, optional, tag = "10"),
+    }
+
+    /// A version of criu.
+    #[derive(Copy)]
+    pub struct Version {
+        /// First number.
+        pub major: i32 = (int32, required, tag = "1"),
+        /// Second number.
+        pub minor: i32 = (int32, required, tag = "2"),
+        /// Third number, if there is one.
+        pub sublevel: Option<i32> = (int32, optional, tag = "4"),
+    }
 }
 
 /// Answer of criu.

@@ -3,7 +3,6 @@
 use crate::Error;
 use crate::image::{IpOptions, Kind, first, inet_sockets, message};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use prost::Message;
 
 /// Our end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,25 +39,18 @@ pub struct Progress {
     pub peer_window: u16,
 }
 
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Stream {
-    #[prost(uint32, required, tag = "2")]
-    inq_seq: u32,
-    #[prost(uint32, required, tag = "3")]
-    outq_len: u32,
-    /// Sequence number after the whole queue.
-    #[prost(uint32, required, tag = "4")]
-    outq_seq: u32,
-    #[prost(uint32, required, tag = "6")]
-    snd_wscale: u32,
-    #[prost(uint32, optional, tag = "8")]
-    rcv_wscale: Option<u32>,
-    #[prost(uint32, optional, tag = "12")]
-    unsq_len: Option<u32>,
-    #[prost(uint32, optional, tag = "14")]
-    snd_wnd: Option<u32>,
-    #[prost(uint32, optional, tag = "16")]
-    rcv_wnd: Option<u32>,
+messages! {
+    struct Stream {
+        inq_seq: u32 = (uint32, required, tag = "2"),
+        outq_len: u32 = (uint32, required, tag = "3"),
+        /// Sequence number after the whole queue.
+        outq_seq: u32 = (uint32, required, tag = "4"),
+        snd_wscale: u32 = (uint32, required, tag = "6"),
+        rcv_wscale: Option<u32> = (uint32, optional, tag = "8"),
+        unsq_len: Option<u32> = (uint32, optional, tag = "12"),
+        snd_wnd: Option<u32> = (uint32, optional, tag = "14"),
+        rcv_wnd: Option<u32> = (uint32, optional, tag = "16"),
+    }
 }
 
 /// Returns the connections that `files.img` names.

@@ -61,8 +61,8 @@ pub struct Recorded {
 }
 
 /// A whole checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Index {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Index<M = Recorded> {
     /// Machine, kernel, criu and time of the checkpoint.
     pub origin: Origin,
     /// The form of its files: sparse or dense.
@@ -70,20 +70,12 @@ pub struct Index {
     /// Number of passes over the memory.
     pub passes: u32,
     /// Memories, by object.
-    pub memories: Vec<Recorded>,
+    pub memories: Vec<M>,
     /// Files of criu in the same directory.
     pub beside: Vec<CompanionFile>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Body {
-    origin: Origin,
-    form: Form,
-    passes: u32,
-    memories: Vec<Entry>,
-    beside: Vec<CompanionFile>,
-}
-
+/// A memory in the body of an index.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     object: Object,
@@ -142,9 +134,9 @@ impl Index {
     /// # Errors
     /// The index cannot be serialized.
     pub fn encode(&self) -> Result<Vec<u8>, Error> {
-        let memories = self.memories.iter().map(Recorded::to_entry).collect();
+        let memories: Vec<Entry> = self.memories.iter().map(Recorded::to_entry).collect();
         let (origin, beside) = (self.origin.clone(), self.beside.clone());
-        let body = Body { origin, form: self.form, passes: self.passes, memories, beside };
+        let body = Index { origin, form: self.form, passes: self.passes, memories, beside };
         let body = postcard::to_stdvec(&body).map_err(|error| Error::Index(error.to_string()))?;
         let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
         bytes.extend_from_slice(MAGIC);
@@ -185,23 +177,16 @@ impl Index {
         if Sha256::digest(body)[..] != header[16..] {
             return Err(wrong("is damaged: its digest is wrong"));
         }
-        let body: Body = postcard::from_bytes(body).map_err(|error| Error::Index(error.to_string()))?;
-        Self::of_body(body)
-    }
-
-    fn of_body(body: Body) -> Result<Self, Error> {
-        let memories: Vec<Recorded> = body
-            .memories
-            .into_iter()
-            .map(|entry| Recorded::of_entry(entry, body.form, body.passes))
-            .collect::<Result<_, _>>()?;
+        let body: Index<Entry> = postcard::from_bytes(body).map_err(|error| Error::Index(error.to_string()))?;
+        let Index { origin, form, passes, memories, beside } = body;
+        let memories = memories.into_iter().map(|entry| Recorded::of_entry(entry, form, passes));
+        let memories = memories.collect::<Result<Vec<_>, _>>()?;
         if memories.windows(2).any(|two| two[0].object >= two[1].object) {
             return Err(Error::Index("names a memory twice".into()));
         }
-        if let Some(file) = body.beside.iter().find(|file| !is_file_name(&file.name)) {
+        if let Some(file) = beside.iter().find(|file| !is_file_name(&file.name)) {
             return Err(Error::Index(format!("names a file outside of the image: {:?}", file.name)));
         }
-        let Body { origin, form, passes, beside, .. } = Body { memories: Vec::new(), ..body };
         Ok(Index { origin, form, passes, memories, beside })
     }
 

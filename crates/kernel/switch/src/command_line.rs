@@ -46,7 +46,7 @@ fn original_arguments(running: &str) -> Vec<String> {
 /// Returns the next kernel's command line: a kernel that panics must not stop for ever. The driver of a watchdog that
 /// is to run on is not loaded, and `crash_mib` MiB are reserved for a crash kernel.
 pub(crate) fn next_kernel(running: &str, append: &str, watchdog: Option<&str>, crash_mib: Option<u64>) -> String {
-    let mut line = without(original_arguments(running), &["BOOT_IMAGE=", "initrd=", "panic=", CRASHKERNEL]);
+    let mut line = without(original_arguments(running), "BOOT_IMAGE= initrd= panic= crashkernel=");
     line.push("panic=1".into());
     line.extend(
         watchdog.into_iter().flat_map(|driver| [driver_blacklist(driver), format!("{WATCHDOG_ARGUMENT}{driver}")]),
@@ -54,7 +54,7 @@ pub(crate) fn next_kernel(running: &str, append: &str, watchdog: Option<&str>, c
     line.extend(append.split_whitespace().map(ToOwned::to_owned));
     if let Some(mib) = crash_mib {
         let next = rdinit(&line).map(|next| format!("{NEXT_INIT_ARGUMENT}{next}"));
-        line = without(line, &[RDINIT]);
+        line = without(line, RDINIT);
         line.extend([format!("{CRASHKERNEL}{mib}M"), format!("{RDINIT}{FIRST_PROGRAM}")]);
         line.extend(next);
     }
@@ -93,40 +93,21 @@ pub(crate) fn has_unused_processor(running: &str) -> bool {
 
 /// Arguments that a crash kernel does not need: file systems, programs, and all that would take more memory than it
 /// has.
-const CRASH_KERNEL_OMITTED: [&str; 21] = [
-    "BOOT_IMAGE=",
-    "initrd=",
-    "panic=",
-    CRASHKERNEL,
-    RDINIT,
-    "init=",
-    "root=",
-    "rootflags=",
-    "rootfstype=",
-    "memmap=",
-    "mem=",
-    "hugepages=",
-    "hugepagesz=",
-    "default_hugepagesz=",
-    "cma=",
-    "log_buf_len=",
-    "kernelcore=",
-    "movablecore=",
-    "kho=",
-    "liveupdate=",
-    "swiotlb=",
-];
+const CRASH_KERNEL_OMITTED: &str = "BOOT_IMAGE= initrd= panic= crashkernel= rdinit= init= root= rootflags= \
+    rootfstype= memmap= mem= hugepages= hugepagesz= default_hugepagesz= cma= log_buf_len= kernelcore= movablecore= \
+    kho= liveupdate= swiotlb=";
 
 /// Returns the crash kernel's command line: one processor, devices as the other kernel has left them, no memory for
 /// unused drivers.
 pub(crate) fn crash_kernel(running: &str) -> String {
-    let mut line = without(original_arguments(running), &CRASH_KERNEL_OMITTED);
+    let mut line = without(original_arguments(running), CRASH_KERNEL_OMITTED);
     line.push("panic=1 nr_cpus=1 irqpoll reset_devices swiotlb=noforce".into());
     line.join(" ")
 }
 
-fn without(line: Vec<String>, names: &[&str]) -> Vec<String> {
-    line.into_iter().filter(|part| !names.iter().any(|name| part.starts_with(name))).collect()
+/// Returns a line without the arguments that begin with one of `names`, which have a space between two of them.
+fn without(line: Vec<String>, names: &str) -> Vec<String> {
+    line.into_iter().filter(|part| !names.split(' ').any(|name| part.starts_with(name))).collect()
 }
 
 /// Returns the value of the last `rdinit=`, which is the valid one.

@@ -81,7 +81,6 @@ pub struct Journal {
     /// Release of the new kernel.
     pub to: String,
     /// Id of the old kernel's boot in which the switch was begun: there the units run on, and are not in the images.
-    #[serde(default)]
     pub boot: Option<String>,
     /// State of the switch.
     pub state: State,
@@ -103,22 +102,18 @@ pub struct Journal {
     #[serde(default)]
     pub has_stopped: bool,
     /// The watchdog that resets the machine when a kernel hangs between the kexec and the end.
-    #[serde(default)]
     pub watchdog: Option<Watchdog>,
     /// Reason why there is no watchdog.
     #[serde(default, rename = "unwatched")]
     pub watchdog_warning: Option<String>,
     /// The crash kernel that returns from a panic of the new kernel without the firmware.
-    #[serde(default)]
     pub crash: Option<CrashKernel>,
     /// Other warnings for the operator before the switch.
     #[serde(default)]
     pub cautions: Vec<String>,
     /// The memory region that holds the images, if they are not on a disk.
-    #[serde(default)]
     pub region: Option<Region>,
     /// The memory that holds the images and is handed over to the next kernel, if any.
-    #[serde(default)]
     pub handover: Option<Handover>,
     /// Number of connections of which both ends were informed that packets pass again, or the reason of a failure.
     #[serde(default, rename = "woken")]

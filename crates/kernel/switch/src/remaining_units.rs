@@ -100,26 +100,9 @@ pub(crate) struct Units {
     default: String,
 }
 
-/// Properties that are read from systemd.
-const PROPERTIES: [&str; 17] = [
-    "Id",
-    "ActiveState",
-    "SubState",
-    "CanStop",
-    "RefuseManualStop",
-    "Transient",
-    "Type",
-    "ControlGroup",
-    "MainPID",
-    "After",
-    "Before",
-    "Requires",
-    "Requisite",
-    "BindsTo",
-    "PartOf",
-    "Wants",
-    "Triggers",
-];
+/// Properties that are read from systemd, as `systemctl show` expects them.
+const PROPERTIES: &str = "Id,ActiveState,SubState,CanStop,RefuseManualStop,Transient,Type,ControlGroup,MainPID,After,\
+    Before,Requires,Requisite,BindsTo,PartOf,Wants,Triggers";
 /// Properties by which a unit is stopped together with the one that it refers to.
 const STOP_DEPENDENCIES: [&str; 4] = ["Requires", "Requisite", "BindsTo", "PartOf"];
 /// Properties by which a unit is started together with the one that refers to it.
@@ -127,7 +110,7 @@ const START_DEPENDENCIES: [&str; 5] = ["Requires", "Requisite", "BindsTo", "Want
 
 impl Units {
     fn read() -> Result<Self, Error> {
-        let properties = format!("--property={}", PROPERTIES.join(","));
+        let properties = format!("--property={PROPERTIES}");
         // the first one is loaded if it is not
         let arguments = ["show", "--all", &properties, "--", "default.target", "*"];
         run("query the units", "systemctl", &arguments, None).map(|text| Units::parse(&text))

@@ -146,20 +146,15 @@ pub(crate) fn find_missing(config: &Config) -> Vec<String> {
 
 /// The program that looks for a switch when a kernel starts.
 const GENERATOR: &str = "stillpoint-kernel";
-/// Directories in which systemd looks for such programs.
-const GENERATORS: [&str; 5] = [
-    "/run/systemd/system-generators",
-    "/etc/systemd/system-generators",
-    "/usr/local/lib/systemd/system-generators",
-    "/usr/lib/systemd/system-generators",
-    "/lib/systemd/system-generators",
-];
+/// Directories in which systemd looks for such programs, each below one of these.
+const GENERATORS: &str = "systemd/system-generators";
+const GENERATOR_ROOTS: [&str; 5] = ["/run", "/etc", "/usr/local/lib", "/usr/lib", "/lib"];
 
 /// Returns the reasons why the next kernel would not find the switch, and start the units from their files, beside
 /// their images.
 fn undiscoverable(config: &Config) -> Vec<String> {
     let mut undiscoverable = Vec::new();
-    if !GENERATORS.iter().any(|dir| Path::new(dir).join(GENERATOR).exists()) {
+    if !GENERATOR_ROOTS.iter().any(|root| Path::new(root).join(GENERATORS).join(GENERATOR).exists()) {
         undiscoverable
             .push(format!("{GENERATOR} is in none of systemd's directories for generators: run make install"));
     }

@@ -15,33 +15,11 @@ pub(crate) const LEADER_AFTER: [&str; 2] = ["local-fs.target", "systemd-remount-
 
 /// Settings that put processes into namespaces of their own, or connect them to the journal; with the value that does
 /// not.
-const OPEN_SETTINGS: &[(&str, &str)] = &[
-    ("PrivateDevices", "no"),
-    ("PrivateIPC", "no"),
-    ("PrivateMounts", "no"),
-    ("PrivateNetwork", "no"),
-    ("PrivateTmp", "no"),
-    ("PrivateUsers", "no"),
-    ("ProcSubset", "all"),
-    ("ProtectControlGroups", "no"),
-    ("ProtectHome", "no"),
-    ("ProtectHostname", "no"),
-    ("ProtectKernelLogs", "no"),
-    ("ProtectKernelModules", "no"),
-    ("ProtectKernelTunables", "no"),
-    ("ProtectProc", "default"),
-    ("ProtectSystem", "no"),
-    ("BindPaths", ""),
-    ("BindReadOnlyPaths", ""),
-    ("ExecPaths", ""),
-    ("InaccessiblePaths", ""),
-    ("NoExecPaths", ""),
-    ("ReadOnlyPaths", ""),
-    ("ReadWritePaths", ""),
-    ("RootDirectory", ""),
-    ("RootImage", ""),
-    ("TemporaryFileSystem", ""),
-];
+const OPEN_SETTINGS: &str = "PrivateDevices=no PrivateIPC=no PrivateMounts=no PrivateNetwork=no PrivateTmp=no \
+    PrivateUsers=no ProcSubset=all ProtectControlGroups=no ProtectHome=no ProtectHostname=no ProtectKernelLogs=no \
+    ProtectKernelModules=no ProtectKernelTunables=no ProtectProc=default ProtectSystem=no BindPaths= \
+    BindReadOnlyPaths= ExecPaths= InaccessiblePaths= NoExecPaths= ReadOnlyPaths= ReadWritePaths= RootDirectory= \
+    RootImage= TemporaryFileSystem=";
 
 /// Returns the socket units that start a unit with these properties: systemd holds their sockets, also on the next
 /// kernel.
@@ -88,8 +66,8 @@ fn ipc_namespace_command(files: &str) -> Option<String> {
 
 fn dropin_for(properties: &BTreeMap<String, String>, ipc_command: Option<String>) -> Option<String> {
     let mut text = ipc_command.unwrap_or_default();
-    for (key, open) in OPEN_SETTINGS {
-        if properties.get(*key).is_some_and(|value| value != open && !(open.is_empty() && value == "no")) {
+    for (key, open) in OPEN_SETTINGS.split(' ').filter_map(|setting| setting.split_once('=')) {
+        if properties.get(key).is_some_and(|value| value != open && !(open.is_empty() && value == "no")) {
             let _ = writeln!(text, "{key}={open}");
         }
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -275,7 +276,7 @@ impl Plan {
             started_unix_s,
             kinds,
             rate: self.rate,
-            arrivals: self.arrivals.name().into(),
+            arrivals: self.arrivals.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default(),
             connections: self.connections,
             idle: self.idle,
             blocking: self.blocking,

@@ -4,24 +4,16 @@ use serde::{Deserialize, Serialize};
 use stillpoint_base::Random;
 
 /// Distribution of the times between requests.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arrivals {
     /// One every 1/rate.
     Constant,
-    /// Independent of each other, as for many users; 1/rate on average.
+    /// Independent of each other.
+    ///
+    /// As for many users; 1/rate on average.
     #[default]
     Poisson,
-}
-
-impl Arrivals {
-    /// Returns the name that a record uses.
-    pub fn name(self) -> &'static str {
-        match self {
-            Arrivals::Constant => "constant",
-            Arrivals::Poisson => "poisson",
-        }
-    }
 }
 
 /// Due times of all requests of a run, one after the other. Due requests that are not sent yet *are* the backlog: it needs no queue, also

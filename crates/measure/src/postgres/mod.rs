@@ -53,7 +53,7 @@ pub enum Work {
 }
 
 /// Isolation level that transactions request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Isolation {
     /// READ COMMITTED.
     ReadCommitted,

@@ -36,10 +36,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// A complete block cannot be written.
     pub fn sample(&mut self, sample: &Sample) -> io::Result<()> {
-        match self.samples.push(sample) {
-            Some(block) => self.block(&block),
-            None => Ok(()),
-        }
+        self.samples.push(sample).map_or(Ok(()), |block| self.block(&block))
     }
 
     /// Adds an event of a connection.

@@ -13,48 +13,9 @@ use crate::parse::{fold_case, name_parts, parsed};
 
 /// Server functions whose value depends only on their arguments, in any order of rows. A function that is not in this list
 /// counts as not pure.
-const IMMUTABLE_FUNCTIONS: [&str; 40] = [
-    "abs",
-    "btrim",
-    "ceil",
-    "ceiling",
-    "char_length",
-    "character_length",
-    "chr",
-    "coalesce",
-    "concat",
-    "concat_ws",
-    "count",
-    "date_part",
-    "date_trunc",
-    "div",
-    "floor",
-    "generate_series",
-    "greatest",
-    "initcap",
-    "least",
-    "left",
-    "length",
-    "lower",
-    "lpad",
-    "ltrim",
-    "max",
-    "md5",
-    "min",
-    "mod",
-    "nullif",
-    "octet_length",
-    "power",
-    "repeat",
-    "replace",
-    "reverse",
-    "right",
-    "round",
-    "rpad",
-    "rtrim",
-    "substr",
-    "upper",
-];
+const IMMUTABLE_FUNCTIONS: &str = "abs btrim ceil ceiling char_length character_length chr coalesce concat concat_ws \
+    count date_part date_trunc div floor generate_series greatest initcap least left length lower lpad ltrim max md5 \
+    min mod nullif octet_length power repeat replace reverse right round rpad rtrim substr upper";
 
 /// Texts that mean a different moment each time the server reads them as a time.
 const CURRENT_TIME_TEXTS: [&str; 4] = ["now", "today", "tomorrow", "yesterday"];
@@ -140,10 +101,10 @@ struct RepetitionVisitor<'c> {
 impl RepetitionVisitor<'_> {
     fn function(&self, name: &ObjectName) -> ControlFlow<String> {
         let parts = name_parts(name);
-        let is_immutable = |name: &String| IMMUTABLE_FUNCTIONS.contains(&name.as_str());
+        let is_among = |name: &String, list: &str| list.split(' ').any(|known| known == name);
         let is_harmless = match &parts[..] {
-            [name] => is_immutable(name) || !self.writes && SIDE_EFFECT_FREE_FUNCTIONS.contains(&name.as_str()),
-            [schema, name] => schema == "pg_catalog" && is_immutable(name),
+            [name] => is_among(name, IMMUTABLE_FUNCTIONS) || !self.writes && is_among(name, SIDE_EFFECT_FREE_FUNCTIONS),
+            [schema, name] => schema == "pg_catalog" && is_among(name, IMMUTABLE_FUNCTIONS),
             _ => false,
         };
         if is_harmless {
@@ -226,20 +187,8 @@ impl Visitor for RepetitionVisitor<'_> {
 }
 
 /// Server functions that have no side effect but are not in [`IMMUTABLE_FUNCTIONS`].
-const SIDE_EFFECT_FREE_FUNCTIONS: [&str; 12] = [
-    "array_agg",
-    "array_length",
-    "avg",
-    "dense_rank",
-    "extract",
-    "now",
-    "rank",
-    "row_number",
-    "string_agg",
-    "sum",
-    "to_char",
-    "unnest",
-];
+const SIDE_EFFECT_FREE_FUNCTIONS: &str = "array_agg array_length avg dense_rank extract now rank row_number \
+    string_agg sum to_char unnest";
 
 #[cfg(test)]
 mod tests {

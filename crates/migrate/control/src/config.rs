@@ -57,16 +57,13 @@ pub struct Config {
     /// File in which the proxy keeps the servers that tenants have moved to; it outranks `server` of a tenant.
     pub routes: PathBuf,
     /// Address that serves Prometheus metrics at `/metrics`.
-    #[serde(default)]
     pub metrics: Option<SocketAddr>,
     /// Number of pairs of threads that serve sessions; by default one for every two processors.
-    #[serde(default)]
     pub workers: Option<usize>,
     /// Permissions of the sockets in `listen`, as octal digits.
     #[serde(default = "default_socket_mode")]
     pub socket_mode: String,
     /// Certificate and key for clients' TLS.
-    #[serde(default)]
     pub tls: Option<TlsFiles>,
     /// Limits of memory, connections and time.
     #[serde(default)]
@@ -189,14 +186,11 @@ pub struct TenantConfig {
     /// Name of its server, unless it has moved since.
     pub server: String,
     /// Name of the database on that server, if it differs.
-    #[serde(default)]
     pub database: Option<String>,
     /// Maximum number of sessions at a time.
-    #[serde(default)]
     pub connections: Option<usize>,
     /// File with lines `USER VERIFIER` (`rolname` and `rolpassword` of `pg_authid`). With it the proxy checks passwords
     /// itself; without it, the proxy passes the server's questions on.
-    #[serde(default)]
     pub verifiers: Option<PathBuf>,
 }
 

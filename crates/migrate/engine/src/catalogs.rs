@@ -35,31 +35,18 @@ const NO_DEFINITIONS: [&str; 4] = [
 ];
 
 /// Columns that change while the definition stays: the server's own bookkeeping, and those that our fence changes and restores.
-const BOOKKEEPING_COLUMNS: [(&str, &[&str]); 7] = [
+const BOOKKEEPING_COLUMNS: [(&str, &str); 7] = [
     (
         "pg_class",
-        &[
-            "relfilenode",
-            "relpages",
-            "reltuples",
-            "relallvisible",
-            "relallfrozen",
-            "reltoastrelid",
-            "relhasindex",
-            "relhasrules",
-            "relhastriggers",
-            "relhassubclass",
-            "relrewrite",
-            "relfrozenxid",
-            "relminmxid",
-        ],
+        "relfilenode relpages reltuples relallvisible relallfrozen reltoastrelid relhasindex relhasrules \
+         relhastriggers relhassubclass relrewrite relfrozenxid relminmxid",
     ),
-    ("pg_attribute", &["attcacheoff", "atthasmissing", "attmissingval"]),
-    ("pg_index", &["indcheckxmin", "indisready", "indislive"]),
-    ("pg_constraint", &["conindid"]),
-    ("pg_database", &["datallowconn", "datacl", "datfrozenxid", "datminmxid"]),
-    ("pg_db_role_setting", &["setconfig"]),
-    ("pg_subscription_rel", &["srsubstate", "srsublsn"]),
+    ("pg_attribute", "attcacheoff atthasmissing attmissingval"),
+    ("pg_index", "indcheckxmin indisready indislive"),
+    ("pg_constraint", "conindid"),
+    ("pg_database", "datallowconn datacl datfrozenxid datminmxid"),
+    ("pg_db_role_setting", "setconfig"),
+    ("pg_subscription_rel", "srsubstate srsublsn"),
 ];
 
 /// Columns that name the object a row is part of, in catalogs whose rows have numbers of their own.
@@ -67,44 +54,11 @@ const OWNER_COLUMNS: [&str; 9] =
     ["adrelid", "tgrelid", "ev_class", "polrelid", "enumtypid", "prpubid", "pnpubid", "amopfamily", "amprocfamily"];
 
 /// Catalogs of objects that `pg_identify_object` can name.
-const NAMEABLE_CATALOGS: [&str; 36] = [
-    "pg_am",
-    "pg_attrdef",
-    "pg_authid",
-    "pg_cast",
-    "pg_class",
-    "pg_collation",
-    "pg_constraint",
-    "pg_conversion",
-    "pg_database",
-    "pg_default_acl",
-    "pg_event_trigger",
-    "pg_extension",
-    "pg_foreign_data_wrapper",
-    "pg_foreign_server",
-    "pg_language",
-    "pg_largeobject",
-    "pg_namespace",
-    "pg_opclass",
-    "pg_operator",
-    "pg_opfamily",
-    "pg_parameter_acl",
-    "pg_policy",
-    "pg_proc",
-    "pg_publication",
-    "pg_rewrite",
-    "pg_statistic_ext",
-    "pg_subscription",
-    "pg_tablespace",
-    "pg_transform",
-    "pg_trigger",
-    "pg_ts_config",
-    "pg_ts_dict",
-    "pg_ts_parser",
-    "pg_ts_template",
-    "pg_type",
-    "pg_user_mapping",
-];
+const NAMEABLE_CATALOGS: &str = "pg_am pg_attrdef pg_authid pg_cast pg_class pg_collation pg_constraint pg_conversion \
+    pg_database pg_default_acl pg_event_trigger pg_extension pg_foreign_data_wrapper pg_foreign_server pg_language \
+    pg_largeobject pg_namespace pg_opclass pg_operator pg_opfamily pg_parameter_acl pg_policy pg_proc pg_publication \
+    pg_rewrite pg_statistic_ext pg_subscription pg_tablespace pg_transform pg_trigger pg_ts_config pg_ts_dict \
+    pg_ts_parser pg_ts_template pg_type pg_user_mapping";
 
 /// Catalogs whose rows the fence or a TRUNCATE writes again without a new definition: their marks are made from the contents of
 /// the rows.
@@ -294,16 +248,13 @@ impl Catalog {
 
     /// SQL expression for all that a row says about its object; `with_connect` includes CONNECT rights, which a fence removes.
     fn content_sql(&self, with_connect: bool) -> String {
-        let passing = BOOKKEEPING_COLUMNS
-            .iter()
-            .find(|(name, _)| *name == self.name)
-            .map(|(_, columns)| *columns)
-            .unwrap_or_default();
+        let passing =
+            BOOKKEEPING_COLUMNS.iter().find(|(name, _)| *name == self.name).map_or("", |(_, columns)| columns);
         let owner = self.owner().map(|owner| owner.name.as_str());
         let says = |column: &&Column| {
             let name = column.name.as_str();
             let is_address = ["oid", "objid", "classid", "objoid", "classoid"].contains(&name) || Some(name) == owner;
-            !is_address && !passing.contains(&name)
+            !is_address && passing.split(' ').all(|passing| passing != name)
         };
         let value = |column: &Column| {
             let number = if column.of_functions { "::oid" } else { "" };
@@ -403,7 +354,7 @@ async fn definitions(link: &mut Link, catalogs: &[Catalog]) -> Result<Definition
         let classes: Vec<String> = catalogs.iter().filter(is).map(|catalog| class(&catalog.name)).collect();
         classes.join(", ")
     };
-    let named = classes(&|catalog| NAMEABLE_CATALOGS.contains(&catalog.name.as_str()));
+    let named = classes(&|catalog| NAMEABLE_CATALOGS.split(' ').any(|name| name == catalog.name));
     let cluster = classes(&|catalog| catalog.shared && !OF_DATABASE.contains(&catalog.name.as_str()));
     let sql = format!(
         "{with} SELECT concat_ws(' ', coalesce(n.type, t.class::regclass::text), coalesce(n.identity, \

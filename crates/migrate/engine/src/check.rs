@@ -10,7 +10,7 @@ use crate::{Capture, Options, fence, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
 use stillpoint_migrate_apply::{Error, replication_objects};
-use stillpoint_migrate_capture::facts::{Capturable, capturable, capturable_question};
+use stillpoint_migrate_capture::facts::{Capturable, QUESTION, capturable};
 use stillpoint_migrate_postgres::link::{Link, Purpose, Server, literal, number, text};
 
 /// Name of a source of changes, for messages.
@@ -72,7 +72,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
     }
     let mut inventory = Inventory::read(&mut link).await?;
     let plain = inventory.measure(&mut link).await?;
-    let can = capturable(&link.query(capturable_question()).await?);
+    let can = capturable(&link.query(&QUESTION).await?);
     let mut sources = table_sources(&mut link, &inventory, by, &can).await?;
     report_tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;

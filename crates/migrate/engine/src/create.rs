@@ -269,8 +269,5 @@ async fn give_way_to_waiters(watch: &mut Link, holder: i32) -> Result<(), Error>
         "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {holder} = ANY (pg_blocking_pids(pid))",
         replication_objects::SESSION_DESCRIPTION
     );
-    match watch.query(&sql).await?.first() {
-        Some(row) => Err(Error::InTheWay(text(row, 0))),
-        None => Ok(()),
-    }
+    watch.query(&sql).await?.first().map_or(Ok(()), |row| Err(Error::InTheWay(text(row, 0))))
 }

@@ -53,15 +53,21 @@ pub enum Phase {
 ///
 /// The log is the first choice: it has the effects of triggers, cascades, COPY and functions, and survives the death of the tool.
 /// Statements are repeated on request only.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Capture {
-    /// The source's log, by pgoutput (source C).
+    /// The source's log.
+    ///
+    /// It is read by pgoutput (source C).
     #[default]
     Log,
-    /// The proxy, as images of the rows that statements write (source A).
+    /// Rows that statements write, captured by the proxy.
+    ///
+    /// Images of these rows (source A).
     Rows,
-    /// The proxy, as statements with the snapshots of their transactions (source B).
+    /// The statements themselves, captured by the proxy.
+    ///
+    /// With the snapshots of their transactions (source B).
     Statements,
 }
 
@@ -152,9 +158,7 @@ pub struct Record {
     pub(crate) settled: bool,
     /// Host and port at which the proxy served the tenant when the migration began, and (`leads_to`) those to which it is to
     /// redirect it.
-    #[serde(default)]
     pub(crate) served_from: Option<(String, u16)>,
-    #[serde(default)]
     pub(crate) leads_to: Option<(String, u16)>,
     /// Position in the source's log by which the rows are present that the copy left to the log. Up to this position a change
     /// may find no row; foreign keys are made after it. 0 when that is done, or if the copy left no rows.
@@ -163,10 +167,8 @@ pub struct Record {
     /// Replica identities that this migration changed.
     pub(crate) identities: Vec<IdentityChange>,
     /// Connect privileges on the source before it was fenced; `None` if it never was.
-    #[serde(default)]
     pub(crate) fenced: Option<Vec<Grant>>,
     /// Connect privileges on the target before it was fenced, on the way back; `None` if it never was.
-    #[serde(default)]
     pub(crate) fenced_target: Option<Vec<Grant>>,
 }
 

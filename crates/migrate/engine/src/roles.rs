@@ -21,15 +21,15 @@ use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::{Link, Row, Server, ServerError, identifier, literal, text};
 
 /// Handling of the roles that go with the database.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Roles {
-    /// Roles that the target lacks are created there.
+    /// Create the roles that the target lacks, with attributes, password, memberships and settings.
     Create,
-    /// Roles are compared, and differences are reported.
+    /// Compare roles, and report differences.
     #[default]
     Check,
-    /// Only roles that definitions need are checked.
+    /// Check only roles that definitions require.
     Ignore,
 }
 
@@ -107,40 +107,7 @@ const NO_EXPIRY: &str = "infinity";
 
 /// Query for all roles except the server's own.
 fn roles_sql(database: &str) -> String {
-    format!(
-        "WITH RECURSIVE here AS (SELECT oid, datdba FROM pg_database WHERE datname = {}), \
-         named (oid) AS (SELECT s.refobjid FROM pg_shdepend s, here WHERE s.refclassid = 'pg_authid'::regclass \
-         AND (s.dbid = here.oid OR s.dbid = 0 AND s.classid = 'pg_database'::regclass AND s.objid = here.oid) \
-         UNION SELECT datdba FROM here \
-         UNION SELECT d.setrole FROM pg_db_role_setting d, here WHERE d.setdatabase = here.oid AND d.setrole <> 0), \
-         connects (oid) AS (SELECT r.oid FROM pg_authid r, here WHERE r.rolcanlogin \
-         AND has_database_privilege(r.oid, here.oid, 'CONNECT')), \
-         goes (oid) AS (SELECT oid FROM named \
-         UNION SELECT r.oid FROM pg_authid r JOIN connects USING (oid) WHERE NOT r.rolsuper \
-         UNION SELECT m.roleid FROM pg_auth_members m JOIN goes ON goes.oid = m.member) \
-         SELECT r.rolname, concat_ws(' ', {}, {}, {}, {}, {}, {}, {}), r.rolconnlimit, \
-         coalesce(r.rolvaliduntil, '{NO_EXPIRY}'), r.rolpassword, \
-         (SELECT coalesce(json_agg(x ORDER BY x.role), '[]') FROM (SELECT g.rolname AS role, bool_or(m.admin_option) \
-         AS admin, bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits, \
-         bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid = \
-         m.roleid WHERE m.member = r.oid GROUP BY g.rolname) x), \
-         (SELECT coalesce(json_agg(s ORDER BY s), '[]') FROM pg_db_role_setting d, unnest(d.setconfig) s \
-         WHERE d.setrole = r.oid AND d.setdatabase = 0), shobj_description(r.oid, 'pg_authid'), \
-         r.oid IN (SELECT oid FROM named), r.oid IN (SELECT oid FROM goes), r.oid IN (SELECT oid FROM connects) \
-         FROM pg_authid r WHERE r.rolname !~ '^pg_' ORDER BY 1",
-        literal(database),
-        keyword_sql("rolsuper", "SUPERUSER"),
-        keyword_sql("rolinherit", "INHERIT"),
-        keyword_sql("rolcreaterole", "CREATEROLE"),
-        keyword_sql("rolcreatedb", "CREATEDB"),
-        keyword_sql("rolcanlogin", "LOGIN"),
-        keyword_sql("rolreplication", "REPLICATION"),
-        keyword_sql("rolbypassrls", "BYPASSRLS"),
-    )
-}
-
-fn keyword_sql(column: &str, word: &str) -> String {
-    format!("CASE WHEN r.{column} THEN '{word}' ELSE 'NO{word}' END")
+    format!(include_str!("roles.sql"), database = literal(database), expiry = NO_EXPIRY)
 }
 
 /// Query for marks of the catalogs that hold roles: a different mark means that a row was added, removed or changed.
@@ -264,18 +231,12 @@ fn join_or_none(all: &[impl ToString]) -> String {
 
 /// Settings whose values are lists of quoted names: SET takes each name as a separate value, but the value of another setting
 /// as one text.
-const LIST_SETTINGS: [&str; 6] = [
-    "local_preload_libraries",
-    "search_path",
-    "session_preload_libraries",
-    "shared_preload_libraries",
-    "temp_tablespaces",
-    "unix_socket_directories",
-];
+const LIST_SETTINGS: &str = "local_preload_libraries search_path session_preload_libraries shared_preload_libraries \
+    temp_tablespaces unix_socket_directories";
 
 /// The value of a setting in the syntax of SET.
 fn setting_value_sql(setting: &str, value: &str) -> String {
-    if !LIST_SETTINGS.contains(&setting) {
+    if LIST_SETTINGS.split(' ').all(|known| known != setting) {
         return literal(value);
     }
     let names = names(value);

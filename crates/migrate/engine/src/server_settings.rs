@@ -35,7 +35,7 @@ pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Ve
             let Some(other) = theirs.iter().find(|row| text(row, 0) == name).map(|row| text(row, 1)) else { continue };
             match kind {
                 "setting" if value != other => {
-                    let whose = if !SESSION_SETTINGS.contains(&name.as_str()) {
+                    let whose = if SESSION_SETTINGS.split(' ').all(|known| known != name) {
                         "sessions that do not set it themselves get the target's value"
                     } else if is_taken(there, &name, &value).await? {
                         "new sessions get the target's value; sessions that are moved keep theirs"

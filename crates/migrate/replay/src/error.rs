@@ -15,11 +15,8 @@ pub enum Error {
         closed: Stamp,
     },
     /// Another syncset has the same stamp.
-    #[error("syncset {} exists already", .stamp.0)]
-    Duplicate {
-        /// Stamp of both.
-        stamp: Stamp,
-    },
+    #[error("syncset {} exists already", .0.0)]
+    Duplicate(Stamp),
     /// The memory limit is reached, and the pending syncsets can make progress without this one.
     #[error("no room for syncset {}: {pending} pending syncsets hold {bytes} bytes", .stamp.0)]
     Full {
@@ -39,29 +36,17 @@ pub enum Error {
         mode: &'static str,
     },
     /// The snapshot of the syncset's transaction was never reported to the scheduler.
-    #[error("transaction {} has no snapshot", .running.0)]
-    UnknownSnapshot {
-        /// Number of the transaction.
-        running: RunningId,
-    },
+    #[error("transaction {} has no snapshot", .0.0)]
+    UnknownSnapshot(RunningId),
     /// No player has this number.
-    #[error("there is no player {}", .player.0)]
-    UnknownPlayer {
-        /// The unknown number.
-        player: Player,
-    },
+    #[error("there is no player {}", .0.0)]
+    UnknownPlayer(Player),
     /// A report arrived about an operation that the player was not given.
-    #[error("player {} has no operation under way", .player.0)]
-    NothingUnderWay {
-        /// The player that reported.
-        player: Player,
-    },
+    #[error("player {} has no operation under way", .0.0)]
+    NothingUnderWay(Player),
     /// A transaction failed after a commit that it must not see, so its first read cannot be repeated.
-    #[error("syncset {} cannot be retried: a commit that its transaction did not see has been replayed", .stamp.0)]
-    SnapshotGone {
-        /// Stamp of its syncset.
-        stamp: Stamp,
-    },
+    #[error("syncset {} cannot be retried: a commit that its transaction did not see has been replayed", .0.0)]
+    SnapshotGone(Stamp),
     /// A transaction failed even with all lower stamps done and no other transaction executing.
     #[error("syncset {} failed {attempts} times, the last time alone", .stamp.0)]
     GivenUp {

@@ -246,14 +246,14 @@ impl<P> Scheduler<P> {
             return Err(Error::Late { stamp, closed: self.closed });
         }
         if self.unordered.contains_key(&stamp) {
-            return Err(Error::Duplicate { stamp });
+            return Err(Error::Duplicate(stamp));
         }
         if self.mode.needs_snapshots() {
             let Some(statement) = syncset.statement else {
                 return Err(Error::NoVisibility { stamp, mode: self.mode.name() });
             };
             if !self.gates.has_snapshot(statement.running) {
-                return Err(Error::UnknownSnapshot { running: statement.running });
+                return Err(Error::UnknownSnapshot(statement.running));
             }
         }
         let over = self.bytes + syncset.bytes > self.limits.bytes || self.pending >= self.limits.syncsets;
@@ -616,7 +616,7 @@ impl<P> Scheduler<P> {
     }
 
     fn state(&mut self, player: Player) -> Result<&mut PlayerState, Error> {
-        self.players.get_mut(player.0 as usize).ok_or(Error::UnknownPlayer { player })
+        self.players.get_mut(player.0 as usize).ok_or(Error::UnknownPlayer(player))
     }
 
     fn entry(&self, slot: Slot) -> &Entry<P> {

@@ -8,21 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 /// Mounts, then changes the root. The mount namespace ends with the process, and with it every mount. In a root of ours
 /// a missing mount point is created; outside of one, directories belong to the user.
-const ENTER: &str = r#"
-root=$1; directory=$2; mounts=$3; shift 3
-while [ "$mounts" -gt 0 ]; do
-    if [ -n "$root" ]; then mkdir -p "$2" || exit 125; fi
-    mount --bind "$1" "$2" || exit 125
-    shift 2; mounts=$((mounts - 1))
-done
-if [ -n "$root" ]; then
-    mount -t proc proc "$root/proc" 2>/dev/null
-    mount --rbind /dev "$root/dev" || exit 125
-    exec chroot "$root" /bin/sh -c 'cd "$1" || exit 125; shift; exec "$@"' sh "$directory" "$@"
-fi
-cd "$directory" || exit 125
-exec "$@"
-"#;
+const ENTER: &str = include_str!("sandbox_enter.sh");
 
 /// Proxy variables of the network access.
 const PROXIES: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];

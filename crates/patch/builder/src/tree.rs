@@ -17,17 +17,8 @@ const SOURCES: [&str; 19] = [
 /// Suffixes of files that are compiled by themselves.
 const UNITS: [&str; 7] = ["c", "cc", "cpp", "cxx", "C", "S", "s"];
 /// Files that control how a program is built.
-const BUILD_FILES: [&str; 9] = [
-    "Makefile",
-    "GNUmakefile",
-    "makefile",
-    "CMakeLists.txt",
-    "meson.build",
-    "configure",
-    "configure.ac",
-    "configure.in",
-    "Makefile.am",
-];
+const BUILD_FILES: &str = "Makefile GNUmakefile makefile CMakeLists.txt meson.build configure configure.ac \
+    configure.in Makefile.am";
 /// Suffixes of build files, including inputs of generators, which do not run again.
 const BUILD_SUFFIXES: [&str; 9] = ["mk", "cmake", "am", "m4", "in", "y", "yy", "l", "ll"];
 
@@ -63,7 +54,7 @@ pub(crate) fn is_unit(path: &str) -> bool {
 
 fn is_build_file(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    BUILD_FILES.contains(&name) || BUILD_SUFFIXES.contains(&suffix(path))
+    BUILD_FILES.split(' ').any(|file| file == name) || BUILD_SUFFIXES.contains(&suffix(path))
 }
 
 /// Tests that decide which files of a diff count.

@@ -7,18 +7,7 @@
 use std::collections::HashMap;
 
 /// Words that may precede the parenthesis of text that declares no function, or a function by another name.
-const OTHERS: [&[u8]; 10] = [
-    b"__attribute__",
-    b"__attribute",
-    b"__typeof__",
-    b"__typeof",
-    b"typeof",
-    b"_Alignas",
-    b"__declspec",
-    b"_Atomic",
-    b"sizeof",
-    b"__asm__",
-];
+const OTHERS: &str = "__attribute__ __attribute __typeof__ __typeof typeof _Alignas __declspec _Atomic sizeof __asm__";
 /// Words that give a function another name for the linker: compilers call some functions that no text names.
 const RENAMING: [&[u8]; 3] = [b"asm", b"__asm", b"__asm__"];
 
@@ -95,7 +84,9 @@ fn declared(piece: &[u8]) -> Option<&[u8]> {
     }
     let head = rest[..open].trim_ascii_end();
     let simple = head.iter().all(|b| is_word(*b) || *b == b'*' || b.is_ascii_whitespace());
-    let name = words(head).last().filter(|name| head.ends_with(name) && !OTHERS.contains(name))?;
+    let name = words(head)
+        .last()
+        .filter(|name| head.ends_with(name) && OTHERS.split(' ').all(|other| other.as_bytes() != *name))?;
     // a comma would begin another declarator, after the parameters as well as before
     let depths = rest.iter().scan(0i32, |depth, b| {
         *depth += i32::from(*b == b'(') - i32::from(*b == b')');

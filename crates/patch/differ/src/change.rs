@@ -54,7 +54,7 @@ fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Chang
     for &function in changed.keys().filter(|f| pair.new.symbols[**f].local) {
         let Some(old) = unit.older(function) else { continue };
         let before = clobbers::of(pair.old, old);
-        let more: Vec<&str> = clobbers::of(pair.new, function).difference(&before).copied().collect();
+        let more: Vec<String> = clobbers::of(pair.new, function).difference(&before).cloned().collect();
         if !more.is_empty() {
             grown.insert(function, more.join(", "));
         }
@@ -160,10 +160,7 @@ fn class_data(unit: &Unit<'_>, pair: &Pair<'_, '_>, old: usize, new: usize) -> O
     } else if pair.constant_equal(old, new) {
         return None;
     } else {
-        match pair.first_difference(old, new) {
-            Some(difference) => format!("{what} ({difference})"),
-            None => what.to_owned(),
-        }
+        pair.first_difference(old, new).map_or_else(|| what.to_owned(), |difference| format!("{what} ({difference})"))
     };
     Some(Refusal::ClassChanged { unit: unit.path.to_owned(), class: symbol_names::class_of(other.name), what })
 }

@@ -7,34 +7,23 @@ use crate::object_file::{Object, Site};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, InstructionInfoFactory, OpAccess, Register};
 use std::collections::BTreeSet;
 
-/// Registers that the ABI allows a call to change, by name.
-const CALLER_SAVED: [(Register, &str); 9] = [
-    (Register::RAX, "rax"),
-    (Register::RCX, "rcx"),
-    (Register::RDX, "rdx"),
-    (Register::RSI, "rsi"),
-    (Register::RDI, "rdi"),
-    (Register::R8, "r8"),
-    (Register::R9, "r9"),
-    (Register::R10, "r10"),
-    (Register::R11, "r11"),
-];
+/// Registers that the ABI allows a call to change.
+const CALLER_SAVED: [Register; 9] = {
+    use Register::*;
+    [RAX, RCX, RDX, RSI, RDI, R8, R9, R10, R11]
+};
 
 /// Depth limit of calls; deeper calls count as changing every register.
 const DEPTH_MAX: u32 = 8;
 
-fn all() -> BTreeSet<&'static str> {
-    CALLER_SAVED.iter().map(|(_, name)| *name).collect()
-}
-
 /// Returns the names of the caller-saved registers that `function` and its callees within the unit may change.
-pub(crate) fn of(object: &Object<'_>, function: usize) -> BTreeSet<&'static str> {
-    collect(object, function, 0)
+pub(crate) fn of(object: &Object<'_>, function: usize) -> BTreeSet<String> {
+    collect(object, function, 0).into_iter().map(|register| format!("{register:?}").to_lowercase()).collect()
 }
 
-fn collect(object: &Object<'_>, function: usize, depth: u32) -> BTreeSet<&'static str> {
+fn collect(object: &Object<'_>, function: usize, depth: u32) -> BTreeSet<Register> {
     if depth > DEPTH_MAX {
-        return all();
+        return CALLER_SAVED.into();
     }
     let mut found = BTreeSet::new();
     let mut factory = InstructionInfoFactory::new();
@@ -44,7 +33,7 @@ fn collect(object: &Object<'_>, function: usize, depth: u32) -> BTreeSet<&'stati
             for used in factory.info(&instruction).used_registers() {
                 let writes = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::None);
                 let full = used.register().full_register();
-                found.extend(CALLER_SAVED.iter().filter(|(r, _)| writes && *r == full).map(|(_, name)| *name));
+                found.extend(CALLER_SAVED.into_iter().filter(|register| writes && *register == full));
             }
             let leaves = matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
             let jumps = matches!(instruction.flow_control(), FlowControl::UnconditionalBranch);
@@ -60,7 +49,7 @@ fn collect(object: &Object<'_>, function: usize, depth: u32) -> BTreeSet<&'stati
                 },
                 Some(Site::Inside { .. }) => {}
                 None if jumps => {}
-                _ => return all(),
+                _ => return CALLER_SAVED.into(),
             }
         }
     }

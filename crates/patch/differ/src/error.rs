@@ -259,35 +259,15 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the name of the rule, stable, for tests and for machines.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Refusal::BadTarget(_) => "bad-target",
-            Refusal::BadObject { .. } => "bad-object",
-            Refusal::Lto { .. } => "lto",
-            Refusal::UnplacedFunction { .. } => "unplaced-function",
-            Refusal::SymbolConflict { .. } => "symbol-conflict",
-            Refusal::UnresolvedSymbol { .. } => "unresolved-symbol",
-            Refusal::DataChanged { .. } => "data-changed",
-            Refusal::VariableChanged { .. } => "variable-changed",
-            Refusal::AmbiguousStatic { .. } => "ambiguous-static",
-            Refusal::IdenticalCodeFolded { .. } => "identical-code-folded",
-            Refusal::EntryTooShort { .. } => "entry-too-short",
-            Refusal::BranchIntoEntry { .. } => "branch-into-entry",
-            Refusal::EntryUnsuitable { .. } => "entry-unsuitable",
-            Refusal::InitArray { .. } => "init-array",
-            Refusal::StaticInitialiser { .. } => "static-initialiser",
-            Refusal::ClassChanged { .. } => "class-changed",
-            Refusal::NewThreadLocal { .. } => "new-thread-local",
-            Refusal::IndirectFunction { .. } => "indirect-function",
-            Refusal::Relocation { .. } => "relocation",
-            Refusal::UnwindData { .. } => "unwind-data",
-            Refusal::UnknownSection { .. } => "unknown-section",
-            Refusal::UnknownName { .. } => "unknown-name",
-            Refusal::TypeLayoutChanged { .. } => "type-layout-changed",
-            Refusal::SignatureChanged { .. } => "signature-changed",
-            Refusal::DebugInfo { .. } => "debug-info",
-            Refusal::Format(_) => "format",
-        }
+    /// Returns the name of the rule, stable, for tests and for machines: that of the variant in kebab-case.
+    pub fn code(&self) -> String {
+        let debug = format!("{self:?}");
+        let variant = debug.chars().take_while(char::is_ascii_alphabetic).enumerate();
+        variant.fold(String::new(), |mut code, (at, letter)| {
+            if at > 0 && letter.is_ascii_uppercase() {
+                code.push('-');
+            }
+            code + &letter.to_ascii_lowercase().to_string()
+        })
     }
 }

@@ -557,27 +557,6 @@ fn usage(instruction: &Instruction) -> Usage {
 
 /// Returns the name of a relocation type as in the psABI.
 pub(crate) fn relocation_name(kind: u32) -> String {
-    let known = [
-        (elf::R_X86_64_TLSGD, "R_X86_64_TLSGD"),
-        (elf::R_X86_64_TLSLD, "R_X86_64_TLSLD"),
-        (elf::R_X86_64_DTPOFF32, "R_X86_64_DTPOFF32"),
-        (elf::R_X86_64_DTPOFF64, "R_X86_64_DTPOFF64"),
-        (elf::R_X86_64_GOTPC32_TLSDESC, "R_X86_64_GOTPC32_TLSDESC"),
-        (elf::R_X86_64_TLSDESC_CALL, "R_X86_64_TLSDESC_CALL"),
-        (elf::R_X86_64_GOT32, "R_X86_64_GOT32"),
-        (elf::R_X86_64_GOT64, "R_X86_64_GOT64"),
-        (elf::R_X86_64_GOTPC32, "R_X86_64_GOTPC32"),
-        (elf::R_X86_64_GOTPC64, "R_X86_64_GOTPC64"),
-        (elf::R_X86_64_GOTOFF64, "R_X86_64_GOTOFF64"),
-        (elf::R_X86_64_GOTPCREL64, "R_X86_64_GOTPCREL64"),
-        (elf::R_X86_64_PLTOFF64, "R_X86_64_PLTOFF64"),
-        (elf::R_X86_64_TPOFF64, "R_X86_64_TPOFF64"),
-        (elf::R_X86_64_8, "R_X86_64_8"),
-        (elf::R_X86_64_16, "R_X86_64_16"),
-        (elf::R_X86_64_PC8, "R_X86_64_PC8"),
-        (elf::R_X86_64_PC16, "R_X86_64_PC16"),
-        (elf::R_X86_64_SIZE32, "R_X86_64_SIZE32"),
-        (elf::R_X86_64_SIZE64, "R_X86_64_SIZE64"),
-    ];
-    known.iter().find(|(k, _)| k.0 == kind).map_or_else(|| format!("of type {kind}"), |(_, name)| (*name).to_owned())
+    let known = elf::machine_names(elf::EM_X86_64).r.name(elf::RelocationType(kind));
+    known.map_or_else(|| format!("of type {kind}"), ToOwned::to_owned)
 }

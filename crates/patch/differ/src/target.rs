@@ -72,7 +72,6 @@ impl Tls {
 pub struct TargetElf {
     identity: Target,
     loads: Vec<Load>,
-    needed: Vec<String>,
     /// Length of every range that `.eh_frame` describes, by its start.
     pub(crate) frames: BTreeMap<u64, u64>,
     pub(crate) symbols: HashMap<String, Vec<TargetSymbol>>,
@@ -115,7 +114,6 @@ impl TargetElf {
             Target { build_id, text_sha256: digest.finalize().into(), file_name: file_name.to_owned(), kind };
         let mut target = TargetElf {
             identity,
-            needed: needed(&file),
             frames: read_frames(&file),
             symbols: HashMap::new(),
             dynamic: BTreeMap::new(),
@@ -135,11 +133,6 @@ impl TargetElf {
     /// Returns the identity that a patch binds to.
     pub fn identity(&self) -> &Target {
         &self.identity
-    }
-
-    /// Returns the names of the libraries that it needs (`DT_NEEDED`).
-    pub fn needed(&self) -> &[String] {
-        &self.needed
     }
 
     /// Returns bytes of the file; `None` when not all of them are in one segment of the file.
@@ -381,12 +374,6 @@ fn dynamic_flag(file: &File<'_>, tag: elf::DynamicTag) -> u64 {
 
 fn has_soname(file: &File<'_>) -> bool {
     dynamic_entries(file).iter().any(|(t, _)| *t == elf::DT_SONAME)
-}
-
-fn needed(file: &File<'_>) -> Vec<String> {
-    let libraries = file.import_libraries().ok();
-    let names = libraries.into_iter().flatten().filter_map(|l| l.ok().map(|l| l.name().to_vec()));
-    names.map(|n| String::from_utf8_lossy(&n).into_owned()).collect()
 }
 
 fn read_frames(file: &File<'_>) -> BTreeMap<u64, u64> {

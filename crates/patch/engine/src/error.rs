@@ -285,11 +285,8 @@ pub enum Error {
         returned: i32,
     },
     /// The transition was rolled back at its deadline.
-    #[error("not every thread could be migrated in time: {}", describe(.busy))]
-    TimedOut {
-        /// Busy threads, each with its code.
-        busy: Vec<Busy>,
-    },
+    #[error("not every thread could be migrated in time: {}", describe(.0))]
+    TimedOut(Vec<Busy>),
     /// The transition could be neither completed nor rolled back in time.
     #[error("transition {transition} could be neither completed nor rolled back in time: {}", describe(.busy))]
     Stuck {
@@ -360,7 +357,7 @@ impl Error {
     /// Converts the time-out of a rollback.
     pub(crate) fn stuck(self, transition: u32) -> Error {
         match self {
-            Error::TimedOut { busy } => Error::Stuck { transition, busy },
+            Error::TimedOut(busy) => Error::Stuck { transition, busy },
             other => other,
         }
     }
@@ -376,7 +373,7 @@ impl Error {
     /// Returns the state of the service after this failure.
     pub fn service_state(&self) -> ServiceState {
         match self {
-            Error::RolledBack { .. } | Error::TimedOut { .. } => ServiceState::RolledBack,
+            Error::RolledBack { .. } | Error::TimedOut(_) => ServiceState::RolledBack,
             Error::Unfinished { .. } | Error::Stuck { .. } => ServiceState::Unfinished,
             Error::Ended(_) => ServiceState::Ended,
             Error::Hook { .. } | Error::File { .. } => ServiceState::OldSide,
@@ -394,7 +391,7 @@ impl Error {
             Error::SuspendedFrames { .. } => {
                 "stillpoint patch enable and a restart; or --allow-suspended-frames, if old code may continue to run in a coroutine"
             }
-            Error::TimedOut { .. } => "a longer --timeout, or add a quiescence point",
+            Error::TimedOut(_) => "a longer --timeout, or add a quiescence point",
             Error::RolledBack { source, .. } => return source.hint(),
             Error::Stuck { .. } | Error::Unfinished { .. } => {
                 "the same command again: it completes the transition or rolls it back"
@@ -470,7 +467,7 @@ impl Error {
                 return Some(format!("systemctl status {service}"));
             }
             Error::Host(
-                host::Error::Service { .. } | host::Error::ServiceName { .. } | host::Error::NotInService { .. },
+                host::Error::Service { .. } | host::Error::ServiceName { .. } | host::Error::NotInService(_),
             ) => "--pid N, or --exe PATH",
             Error::Fault(_) | Error::Host(_) => return None,
         };

@@ -65,7 +65,7 @@ impl fmt::Display for Quiescence {
 }
 
 /// Method by which each thread sees its version of the code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum ThreadView {
     /// A jump at each entry, and code after it that reads a word of the thread. Every kernel supports it.
     #[default]

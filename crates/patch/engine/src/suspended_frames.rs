@@ -302,7 +302,7 @@ impl<'w> SuspendedFrameWait<'w> {
         }
         let tid = self.process.pid().leader();
         if Instant::now() > self.deadline {
-            return Err(Error::TimedOut { busy: vec![Busy { tid, function }] });
+            return Err(Error::TimedOut(vec![Busy { tid, function }]));
         }
         if self.reported.as_ref() != Some(&function) {
             report.event(patch::Event::ThreadBusy { tid: tid.0, function: function.clone() });

@@ -25,17 +25,6 @@ pub fn jump5(at: Avma, to: Avma) -> Result<[u8; JUMP_LEN], Error> {
     Ok([0xe9, a, b, c, d])
 }
 
-/// Returns the target of the jump at `at`, if `bytes` start with a `jmp rel32`.
-pub fn jump_target(bytes: &[u8], at: Avma) -> Option<Avma> {
-    match bytes {
-        [0xe9, a, b, c, d, ..] => {
-            let distance = i64::from(i32::from_le_bytes([*a, *b, *c, *d]));
-            Some(Avma(at.0.wrapping_add(5).wrapping_add_signed(distance)))
-        }
-        _ => None,
-    }
-}
-
 /// Meaning of the state byte of a transition for its dispatchers. It is one byte, so that a write cannot tear. It is the commit point of
 /// the whole transition, for every entry, every thread and every future thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

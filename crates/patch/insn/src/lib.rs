@@ -44,5 +44,5 @@ pub use displace::{DISPLACED_MAX, displace};
 pub use entry::{EntryPlan, branch_targets, is_padding, plan_entry};
 pub use error::Error;
 pub use find_object::{FIND_ENTRY_LEN, FIND_HEADER_LEN, FIND_OBJECT_LEN, FIND_STATE_AT, find_object};
-pub use jump::{DISPATCH_LEN, DispatchState, FAR_STUB_LEN, JUMP_LEN, dispatch, far_stub, jump_target, jump5};
+pub use jump::{DISPATCH_LEN, DispatchState, FAR_STUB_LEN, JUMP_LEN, dispatch, far_stub, jump5};
 pub use stack::{StackState, StackStates, leaves_stack_alone, stack_states};

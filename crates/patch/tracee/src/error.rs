@@ -200,27 +200,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns true if the target was refused before anything was changed (exit code 3); false for a later failure.
-    pub fn refused(&self) -> bool {
-        use Error::*;
-        matches!(
-            self,
-            Gone(_)
-                | NotAProcess { .. }
-                | Zombie(_)
-                | KernelThread(_)
-                | NotX86_64 { .. }
-                | Static(_)
-                | AlreadyTraced { .. }
-                | Own(_)
-                | Permission { .. }
-                | Unsupported(_)
-                | NoGadget { .. }
-                | Seccomp { .. }
-                | SeccompUnreadable { .. }
-        )
-    }
-
     /// Returns true if the thread or process does not exist any more.
     pub fn gone(&self) -> bool {
         matches!(self, Error::Gone(_) | Error::ThreadGone(_) | Error::Zombie(_) | Error::Exec(_))

@@ -1,6 +1,7 @@
 //! ELF files mapped by a process, identified by the contents of memory.
 
 use crate::{Error, Mapping, Memory};
+use libc::{PT_DYNAMIC, PT_INTERP, PT_LOAD, PT_NOTE};
 use memchr::memmem;
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -8,10 +9,6 @@ use std::os::unix::fs::FileExt;
 use stillpoint_base::page_start;
 use stillpoint_patch_format::{Avma, BuildId, Svma};
 
-const PT_LOAD: u32 = 1;
-const PT_DYNAMIC: u32 = 2;
-const PT_INTERP: u32 = 3;
-const PT_NOTE: u32 = 4;
 const NT_GNU_BUILD_ID: u32 = 3;
 const PHDR_LEN: usize = 56;
 

@@ -55,11 +55,6 @@ impl Registers {
         Avma(self.rip)
     }
 
-    /// Returns the stack pointer.
-    pub fn sp(&self) -> Avma {
-        Avma(self.rsp)
-    }
-
     /// Returns every register that can hold a code address, the program counter first.
     pub fn values(&self) -> [u64; 17] {
         [

@@ -105,11 +105,6 @@ impl<'h> Remote<'h> {
         Ok(remote)
     }
 
-    /// Returns the thread.
-    pub fn tid(&self) -> Tid {
-        Tid(self.tid)
-    }
-
     /// Makes a system call; seccomp filters are evaluated for exactly this call first.
     ///
     /// # Errors

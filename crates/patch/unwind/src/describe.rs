@@ -1,5 +1,7 @@
 //! Call-frame information for code that no compiler made: dispatchers, stubs, displaced prologues.
 
+use gimli::{X86_64, constants};
+
 /// Bytes of the common record of [`describe`].
 pub const COMMON_LEN: usize = 24;
 /// Size of one record for a piece that never moves the stack pointer, in bytes.
@@ -7,14 +9,8 @@ pub const PLAIN_LEN: usize = 24;
 /// Size limit of one record for any piece, in bytes; a piece with too many rows is described only as far as its rows fit.
 pub const PIECE_MAX: usize = 96;
 
-const RSP: u8 = 7;
-const RETURN_ADDRESS: u8 = 16;
-const ADVANCE_LOC: u8 = 0x40;
-const ADVANCE_LOC1: u8 = 0x02;
-const OFFSET: u8 = 0x80;
-const DEF_CFA: u8 = 0x0c;
-const DEF_CFA_OFFSET: u8 = 0x0e;
-const PCREL_SDATA4: u8 = 0x1b;
+const PCREL_SDATA4: u8 = constants::DW_EH_PE_pcrel.0 | constants::DW_EH_PE_sdata4.0;
+const RETURN_ADDRESS: u8 = X86_64::RA.0 as u8;
 const WORD: u64 = 8;
 
 /// Location of the caller's frame and of its saved registers, from one instruction of a piece on.
@@ -51,7 +47,8 @@ pub fn describe(at: u64, pieces: &[Piece]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(COMMON_LEN + pieces.len() * PLAIN_LEN);
     // version 1, augmentation "zR", code factor 1, data factor -8, return address, encoding of addresses
     let head = [1, b'z', b'R', 0, 1, 0x78, RETURN_ADDRESS, 1, PCREL_SDATA4];
-    let at_call = [DEF_CFA, RSP, WORD as u8, OFFSET | RETURN_ADDRESS, 1];
+    let at_call =
+        [constants::DW_CFA_def_cfa.0, X86_64::RSP.0 as u8, WORD as u8, constants::DW_CFA_offset.0 | RETURN_ADDRESS, 1];
     record(&mut out, &[&0u32.to_le_bytes()[..], &head, &at_call].concat());
     for piece in pieces {
         let start = out.len();
@@ -82,15 +79,15 @@ fn rules(piece: &Piece) -> (Vec<u8>, u64) {
         let mut step = Vec::new();
         match row.offset - previous.offset {
             0 => {}
-            by @ 1..0x40 => step.push(ADVANCE_LOC | by as u8),
-            by => step.extend([ADVANCE_LOC1, by as u8]),
+            by @ 1..0x40 => step.push(constants::DW_CFA_advance_loc.0 | by as u8),
+            by => step.extend([constants::DW_CFA_advance_loc1.0, by as u8]),
         }
         if row.frame != previous.frame {
-            step.push(DEF_CFA_OFFSET);
+            step.push(constants::DW_CFA_def_cfa_offset.0);
             leb(&mut step, row.frame);
         }
         for (register, down) in row.saved.iter().filter(|saved| !previous.saved.contains(saved)) {
-            step.push(OFFSET | register & 0x3f);
+            step.push(constants::DW_CFA_offset.0 | register & 0x3f);
             leb(&mut step, down / WORD);
         }
         if out.len() + step.len() > ROOM {

@@ -107,7 +107,7 @@ impl<'i> Server<'i> {
         }
         if let Some((number, event)) = log.uncommitted()? {
             // the last server has read it, and the process continues as if it had been handled
-            if matches!(event, Event::Fault { .. }) {
+            if matches!(event, Event::Fault(_)) {
                 log.discard()?;
             } else {
                 server.apply_event(number, event)?;
@@ -116,7 +116,7 @@ impl<'i> Server<'i> {
         }
         // A close that was begun and not recorded: nothing was opened since, so the number still means the same, or
         // nothing.
-        if let Some(Record::Closing { memory }) = records.last() {
+        if let Some(Record::Closing(memory)) = records.last() {
             server.close(*memory as usize)?;
         }
         // Faults that were read and not answered are lost; the waiting threads fault again.
@@ -130,8 +130,8 @@ impl<'i> Server<'i> {
         match record {
             Record::Memory { pid, memory } => self.begin(pid, memory),
             Record::Event { memory, event } => self.apply_event(memory, event)?,
-            Record::Closing { .. } => {}
-            Record::Closed { memory } => {
+            Record::Closing(_) => {}
+            Record::Closed(memory) => {
                 if let Some(served) = self.served.get_mut(memory as usize) {
                     served.closed = true;
                 }
@@ -162,10 +162,10 @@ impl<'i> Server<'i> {
             return Err(Error::Daemon(format!("an event of memory {number}, which is unknown")));
         };
         match event {
-            Event::Fault { .. } => {}
+            Event::Fault(_) => {}
             Event::Remove { start, end } => served.pending.remove(start, end),
             Event::Remap { from, to, bytes } => served.pending.remap(from, to, bytes),
-            Event::Fork { descriptor } => {
+            Event::Fork(descriptor) => {
                 let (object, pending) = (served.object, served.pending.clone());
                 self.push(object, Memory::of(descriptor), pending, None);
             }
@@ -295,7 +295,7 @@ impl<'i> Server<'i> {
             }
             let Some(event) = self.log.read(number, memory)? else { return Ok(()) };
             match event {
-                Event::Fault { address } => {
+                Event::Fault(address) => {
                     self.counts.faults += 1;
                     self.last_fault = Some(Instant::now());
                     self.fetch_page(at, page_start(address))?;
@@ -479,10 +479,10 @@ impl<'i> Server<'i> {
     fn close(&mut self, at: usize) -> Result<(), Error> {
         let Some(served) = self.served.get_mut(at).filter(|served| !served.closed) else { return Ok(()) };
         let memory = served.number;
-        self.log.append(Record::Closing { memory })?;
+        self.log.append(Record::Closing(memory))?;
         served.memory.close();
         served.closed = true;
-        self.log.append(Record::Closed { memory })?;
+        self.log.append(Record::Closed(memory))?;
         Ok(())
     }
 }

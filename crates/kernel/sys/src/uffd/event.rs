@@ -9,15 +9,9 @@ pub(crate) const BYTES: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A thread waits for a page.
-    Fault {
-        /// The address that it touched.
-        address: u64,
-    },
+    Fault(u64),
     /// The process has forked; the child's memory has a userfaultfd of its own, open in the process that read the message.
-    Fork {
-        /// Number of that descriptor.
-        descriptor: i32,
-    },
+    Fork(i32),
     /// Pages have moved (`mremap`).
     Remap {
         /// Old address.
@@ -42,8 +36,8 @@ impl Event {
         let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         Ok(Some(match u32::from(bytes[0]) {
             0 => return Ok(None),
-            linux_raw_sys::general::UFFD_EVENT_PAGEFAULT => Event::Fault { address: word(16) },
-            linux_raw_sys::general::UFFD_EVENT_FORK => Event::Fork { descriptor: word(8) as u32 as i32 },
+            linux_raw_sys::general::UFFD_EVENT_PAGEFAULT => Event::Fault(word(16)),
+            linux_raw_sys::general::UFFD_EVENT_FORK => Event::Fork(word(8) as u32 as i32),
             linux_raw_sys::general::UFFD_EVENT_REMAP => Event::Remap { from: word(8), to: word(16), bytes: word(24) },
             linux_raw_sys::general::UFFD_EVENT_REMOVE | linux_raw_sys::general::UFFD_EVENT_UNMAP => {
                 Event::Remove { start: word(8), end: word(16) }
@@ -68,8 +62,8 @@ mod tests {
     fn messages_are_those_of_the_kernel() {
         let decode = |event, words| Event::decode(&message(event, words)).unwrap();
         assert_eq!(decode(0, [0; 3]), None);
-        assert_eq!(decode(0x12, [1, 0x7000, 0]), Some(Event::Fault { address: 0x7000 }));
-        assert_eq!(decode(0x13, [9, 0, 0]), Some(Event::Fork { descriptor: 9 }));
+        assert_eq!(decode(0x12, [1, 0x7000, 0]), Some(Event::Fault(0x7000)));
+        assert_eq!(decode(0x13, [9, 0, 0]), Some(Event::Fork(9)));
         assert_eq!(decode(0x14, [1, 2, 3]), Some(Event::Remap { from: 1, to: 2, bytes: 3 }));
         assert_eq!(decode(0x15, [1, 2, 0]), Some(Event::Remove { start: 1, end: 2 }));
         assert_eq!(decode(0x16, [1, 2, 0]), Some(Event::Remove { start: 1, end: 2 }));

@@ -28,15 +28,9 @@ pub enum Record {
         memory: Memory,
     },
     /// A memory is about to be closed: everything is resident.
-    Closing {
-        /// Number of the memory.
-        memory: u32,
-    },
+    Closing(u32),
     /// A memory has been closed.
-    Closed {
-        /// Number of the memory.
-        memory: u32,
-    },
+    Closed(u32),
     /// A note of the server itself.
     Note {
         /// Kind, chosen by the server.
@@ -140,8 +134,8 @@ impl Log {
     pub fn append(&self, record: Record) -> Result<(), Error> {
         let (kind, number, value) = match record {
             Record::Memory { pid, memory } => (MEMORY, pid, memory.descriptor() as u32 as u64),
-            Record::Closing { memory } => (CLOSING, memory, 0),
-            Record::Closed { memory } => (CLOSED, memory, 0),
+            Record::Closing(memory) => (CLOSING, memory, 0),
+            Record::Closed(memory) => (CLOSED, memory, 0),
             Record::Note { kind, value } => (NOTE, kind, value),
             Record::Event { .. } => return Err(Error::Event(0)),
         };
@@ -228,8 +222,8 @@ impl Log {
                 Record::Event { memory: slot.number, event: Event::decode(&slot.message)?.ok_or(Error::Event(0))? }
             }
             MEMORY => Record::Memory { pid: slot.number, memory: Memory::of(slot.value as u32 as i32) },
-            CLOSING => Record::Closing { memory: slot.number },
-            CLOSED => Record::Closed { memory: slot.number },
+            CLOSING => Record::Closing(slot.number),
+            CLOSED => Record::Closed(slot.number),
             _ => Record::Note { kind: slot.number, value: slot.value },
         })
     }
@@ -243,11 +237,8 @@ mod tests {
     fn records_are_read_in_their_order() {
         let log = Log::new(3).unwrap();
         assert!(log.is_empty());
-        let written = [
-            Record::Memory { pid: 7, memory: Memory::of(5) },
-            Record::Closing { memory: 0 },
-            Record::Note { kind: 2, value: 9 },
-        ];
+        let written =
+            [Record::Memory { pid: 7, memory: Memory::of(5) }, Record::Closing(0), Record::Note { kind: 2, value: 9 }];
         written.iter().for_each(|record| log.append(*record).unwrap());
         assert_eq!(log.records().unwrap(), written);
         assert!(matches!(log.append(written[0]), Err(Error::Full(3))));

@@ -1,8 +1,8 @@
 //! The memory of another process, through the userfaultfd that it was registered with.
 
 use super::Error;
-use linux_raw_sys::general::{uffdio_api, uffdio_copy, uffdio_range, uffdio_register, uffdio_zeropage};
-use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_ZEROPAGE};
+use linux_raw_sys::general::{uffdio_copy, uffdio_range, uffdio_zeropage};
+use linux_raw_sys::ioctl::{UFFDIO_COPY, UFFDIO_WAKE, UFFDIO_ZEROPAGE};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use stillpoint_base::PAGE;
@@ -36,30 +36,6 @@ impl Memory {
     /// Returns the number of the descriptor.
     pub fn descriptor(self) -> RawFd {
         self.0
-    }
-
-    /// Opens a userfaultfd for this process's own memory, and registers a range: for tests, and to detect support.
-    ///
-    /// # Errors
-    /// The kernel refuses a userfaultfd, or to register the range.
-    pub fn own(start: u64, bytes: u64) -> Result<Self, Error> {
-        // SAFETY: the call takes flags only and returns a new descriptor or -1.
-        let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
-        if descriptor < 0 {
-            return Err(Error::call("userfaultfd"));
-        }
-        let memory = Memory(descriptor as RawFd);
-        let features =
-            linux_raw_sys::general::UFFD_FEATURE_EVENT_REMOVE | linux_raw_sys::general::UFFD_FEATURE_EVENT_UNMAP;
-        let mut api = uffdio_api { api: 0xaa, features: u64::from(features), ioctls: 0 };
-        memory
-            .call(UFFDIO_API, &mut api)
-            .map_err(|source| Error::Call { what: "UFFDIO_API", source: source.into() })?;
-        let range = uffdio_range { start, len: bytes };
-        let mut register = uffdio_register { range, mode: 1, ioctls: 0 };
-        let registered = memory.call(UFFDIO_REGISTER, &mut register);
-        registered.map_err(|source| Error::Call { what: "UFFDIO_REGISTER", source: source.into() })?;
-        Ok(memory)
     }
 
     /// Copies pages to a place without pages, and wakes threads that wait for them.
@@ -150,7 +126,30 @@ impl AsFd for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use linux_raw_sys::general::{uffdio_api, uffdio_register};
+    use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER};
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+    /// Opens a userfaultfd for this process's own memory, and registers a range.
+    fn own(start: u64, bytes: u64) -> Result<Memory, Error> {
+        // SAFETY: the call takes flags only and returns a new descriptor or -1.
+        let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        if descriptor < 0 {
+            return Err(Error::call("userfaultfd"));
+        }
+        let memory = Memory(descriptor as RawFd);
+        let features =
+            linux_raw_sys::general::UFFD_FEATURE_EVENT_REMOVE | linux_raw_sys::general::UFFD_FEATURE_EVENT_UNMAP;
+        let mut api = uffdio_api { api: 0xaa, features: u64::from(features), ioctls: 0 };
+        memory
+            .call(UFFDIO_API, &mut api)
+            .map_err(|source| Error::Call { what: "UFFDIO_API", source: source.into() })?;
+        let range = uffdio_range { start, len: bytes };
+        let mut register = uffdio_register { range, mode: 1, ioctls: 0 };
+        let registered = memory.call(UFFDIO_REGISTER, &mut register);
+        registered.map_err(|source| Error::Call { what: "UFFDIO_REGISTER", source: source.into() })?;
+        Ok(memory)
+    }
 
     #[test]
     fn pages_come_once_and_only_where_there_are_none() {
@@ -160,7 +159,7 @@ mod tests {
             mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         };
         let start = start.unwrap() as u64;
-        let memory = match Memory::own(start, bytes as u64) {
+        let memory = match own(start, bytes as u64) {
             Ok(memory) => memory,
             Err(error) => stillpoint_testing::skip!("no userfaultfd here: {error}"),
         };

@@ -20,7 +20,7 @@
 //! # let descriptor = 5;
 //! let (log, memory) = (Log::new(1 << 16)?, Memory::of(descriptor));
 //! log.append(Record::Memory { pid: 4121, memory })?;
-//! if let Some(Event::Fault { address }) = log.read(0, memory)? {
+//! if let Some(Event::Fault(address)) = log.read(0, memory)? {
 //!     memory.copy(address & !4095, &[0x5a; 4096])?;
 //!     log.discard()?;
 //! }

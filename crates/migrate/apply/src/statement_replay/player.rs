@@ -15,7 +15,7 @@ use std::sync::Arc;
 use stillpoint_migrate_control::rows::Operation;
 use stillpoint_migrate_postgres::Frame;
 use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier};
-use stillpoint_migrate_replay::mapping::{End, Kind, map};
+use stillpoint_migrate_replay::mapping::{Kind, map};
 use stillpoint_migrate_replay::{Mode, Part, Step};
 use tokio::sync::mpsc;
 
@@ -257,7 +257,7 @@ impl PendingAnswers {
 fn repeated_operations(mode: Mode, transaction: &Transaction) -> Vec<&Operation> {
     let kind = |operation: &Operation| if operation.writes { Kind::Write } else { Kind::Read };
     let operations = transaction.operations.iter().map(|operation| (kind(operation), operation)).collect();
-    map(operations, End::Committed, mode != Mode::BAll).into_iter().map(|(_, operation)| operation).collect()
+    map(operations, mode != Mode::BAll).into_iter().map(|(_, operation)| operation).collect()
 }
 
 fn stamp_statement(stamp: Lsn) -> String {

@@ -114,7 +114,7 @@ impl<P> Scheduler<P> {
                 self.report_read(slot);
                 Ok(())
             }
-            _ => Err(Error::NothingUnderWay { player }),
+            _ => Err(Error::NothingUnderWay(player)),
         }
     }
 
@@ -126,7 +126,7 @@ impl<P> Scheduler<P> {
 
     pub(super) fn statement_done(&mut self, player: Player) -> Result<Option<Done<P>>, Error> {
         let Some((slot, Phase::UnderWay(step))) = self.state(player)?.open else {
-            return Err(Error::NothingUnderWay { player });
+            return Err(Error::NothingUnderWay(player));
         };
         self.under_way -= 1;
         if step.has(Part::FirstRead) {
@@ -143,7 +143,7 @@ impl<P> Scheduler<P> {
     pub(super) fn statement_failed(&mut self, player: Player) -> Result<Retry, Error> {
         let state = self.state(player)?;
         let (Some((slot, Phase::UnderWay(_))), overtaken) = (state.open, state.overtaken) else {
-            return Err(Error::NothingUnderWay { player });
+            return Err(Error::NothingUnderWay(player));
         };
         state.open = None;
         self.under_way -= 1;
@@ -152,7 +152,7 @@ impl<P> Scheduler<P> {
         entry.attempts += 1;
         let (stamp, attempts) = (entry.stamp, entry.attempts);
         if overtaken {
-            return Err(Error::SnapshotGone { stamp });
+            return Err(Error::SnapshotGone(stamp));
         }
         if attempts >= ATTEMPTS_MAX {
             return Err(Error::GivenUp { stamp, attempts });

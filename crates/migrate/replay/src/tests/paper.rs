@@ -100,12 +100,12 @@ fn what_fails_after_its_first_read_was_told_may_have_lost_its_snapshot() {
             scheduler.read_done(j).unwrap();
             assert_eq!(next_step(&mut scheduler, i), Some((1, COMMIT)));
             scheduler.done(i).unwrap();
-            assert_eq!(scheduler.failed(j), Err(Error::SnapshotGone { stamp: Stamp(2) }));
+            assert_eq!(scheduler.failed(j), Err(Error::SnapshotGone(Stamp(2))));
         } else {
             assert_eq!(next_step(&mut scheduler, i), None);
             assert_eq!(scheduler.failed(j).map(|retry| retry.stamp), Ok(Stamp(2)));
             assert_eq!(next_step(&mut scheduler, j), Some((2, Step::WHOLE)));
-            assert_eq!(scheduler.read_done(i), Err(Error::NothingUnderWay { player: i }));
+            assert_eq!(scheduler.read_done(i), Err(Error::NothingUnderWay(i)));
         }
     }
 }

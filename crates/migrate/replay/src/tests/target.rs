@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::database::{Database, Image, Isolation, Outcome, Statement};
 use super::history::{Committed, Event, History, tokens};
-use crate::mapping::{End, map};
+use crate::mapping::map;
 use crate::rules::Rules;
 use crate::{Error, Limits, Mode, Operation, Part, Player, Scheduler, Stamp, Syncset};
 use stillpoint_base::Random;
@@ -175,7 +175,7 @@ impl Target<'_> {
 
     fn push(&mut self, committed: &Committed) -> Result<bool, String> {
         let minimal = self.setting.mode != Mode::BAll;
-        let statements = map(committed.statements.clone(), End::Committed, minimal);
+        let statements = map(committed.statements.clone(), minimal);
         let nothing = match self.setting.mode {
             Mode::Rows => committed.images.is_empty(),
             _ => statements.is_empty() || (minimal && committed.images.is_empty()),

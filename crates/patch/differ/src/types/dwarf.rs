@@ -43,21 +43,11 @@ impl Sections {
         }
         // The reader uses only names and types: it skips lists of locations and ranges, which have most of the
         // relocations. The header of the lines is part of a unit in gimli.
-        const SECTIONS: [&str; 8] = [
-            ".debug_info",
-            ".debug_types",
-            ".debug_abbrev",
-            ".debug_str",
-            ".debug_line_str",
-            ".debug_str_offsets",
-            ".debug_addr",
-            ".debug_line",
-        ];
-        gimli::DwarfSections::load(|id| match SECTIONS.contains(&id.name()) {
-            true => relocated(&file, id.name()),
-            false => Ok(Vec::new()),
-        })
-        .map(Sections)
+        const SECTIONS: &str = ".debug_info .debug_types .debug_abbrev .debug_str .debug_line_str .debug_str_offsets \
+            .debug_addr .debug_line";
+        let is_read = |name| SECTIONS.split(' ').any(|section| section == name);
+        let load = |id: gimli::SectionId| if is_read(id.name()) { relocated(&file, id.name()) } else { Ok(Vec::new()) };
+        gimli::DwarfSections::load(load).map(Sections)
     }
 }
 

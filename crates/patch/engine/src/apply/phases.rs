@@ -169,7 +169,7 @@ impl<'o, 's: 'o, 'r: 'o> PatchOperation<'o, 's, 'r> {
         let reason = error.to_string();
         self.mechanism.context().report.event(EventKind::FellBack { transition: Some(number), reason });
         match error {
-            Error::TimedOut { .. } => error,
+            Error::TimedOut(_) => error,
             other => Error::RolledBack { transition: number, source: Box::new(other) },
         }
     }

@@ -6,7 +6,7 @@ use crate::ledger::{
     ConstantRecord, ExportRecord, FunctionRecord, HookRecord, NamedSpan, OffStackRecord, PlacedPatch, Span,
     SymbolRecord,
 };
-use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, Segment};
+use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN};
 use std::time::{SystemTime, UNIX_EPOCH};
 use stillpoint_patch_format::{Avma, Constant, Patch, Range, SectionKind, Signed, SymbolValue};
 use stillpoint_patch_insn::{self as insn, JUMP_LEN};
@@ -98,7 +98,7 @@ pub(crate) fn place(
 /// Returns the new contents of a constant.
 fn contents(image: &Image, layout: &Layout, arena: Avma, constant: &Constant) -> Vec<u8> {
     let offset = image.addresses[constant.new as usize].unwrap_or_default().wrapping_sub(arena.0);
-    let read_only = layout.start(Segment::ReadOnly);
+    let [read_only, _] = layout.starts();
     // code is located before the read-only segment
     let (segment, start) = if offset < read_only { (0, offset) } else { (1, offset - read_only) };
     image.segments[segment][start as usize..][..constant.old.len as usize].to_vec()

@@ -144,7 +144,7 @@ impl Migration {
                 session.seize_unreported()?;
             }
             if late {
-                return Err(Error::TimedOut { busy });
+                return Err(Error::TimedOut(busy));
             }
             event_pump::serve(&process, session, Instant::now() + POLL_INTERVAL)?;
         }

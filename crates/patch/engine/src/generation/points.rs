@@ -110,7 +110,7 @@ impl PointMigration {
             let mut busy = rendezvous::awaited(&process, &mut self.library, &request, &session.threads())?;
             // the blocked threads have continued: the other threads are the cause
             if rendezvous::is_over(&process, &self.library, &request)? {
-                return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
+                return Err(Error::TimedOut(if last.is_empty() { busy } else { last }));
             }
             if busy.is_empty() {
                 let examiner = StackExaminer { prober: &mut prober, walker: &walker, forbidden };
@@ -174,7 +174,7 @@ impl PointMigration {
         let limit = Instant::now() + rendezvous::LOCK_TIMEOUT;
         while self.has_pending_request()? && !rendezvous::abandon(&self.process, session, &mut self.library, report)? {
             if Instant::now() > limit {
-                return Err(Error::TimedOut { busy: vec![rendezvous::lock_holder(&self.process)] });
+                return Err(Error::TimedOut(vec![rendezvous::lock_holder(&self.process)]));
             }
             event_pump::serve(&self.process, session, Instant::now() + POLL_INTERVAL)?;
         }

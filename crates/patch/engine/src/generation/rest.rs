@@ -100,7 +100,7 @@ impl Generations<'_, '_, '_> {
             g.commit(transition, &migrated).map(|()| migrated)
         };
         let migrated = complete(self);
-        if let Err(Error::TimedOut { .. }) = &migrated {
+        if let Err(Error::TimedOut(_)) = &migrated {
             self.abandon_request()?;
         }
         migrated

@@ -48,11 +48,8 @@ pub enum LedgerError {
     #[error("the ledger contradicts itself: {0}")]
     Inconsistent(String),
     /// There is no room for another record.
-    #[error("the ledger is full ({used} of {CAPACITY} bytes)")]
-    Full {
-        /// Bytes used.
-        used: usize,
-    },
+    #[error("the ledger is full ({0} of {CAPACITY} bytes)")]
+    Full(usize),
     /// A record cannot be encoded.
     #[error("a ledger record cannot be encoded: {0}")]
     Encode(#[from] postcard::Error),
@@ -166,7 +163,7 @@ impl Ledger {
         out.extend_from_slice(&payload);
         out.resize(out.len().next_multiple_of(8), 0);
         if (self.end + out.len()) as u64 > CAPACITY {
-            return Err(LedgerError::Full { used: self.end });
+            return Err(LedgerError::Full(self.end));
         }
         Ok(out)
     }

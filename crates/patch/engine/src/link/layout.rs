@@ -25,17 +25,6 @@ const STUB_LEN: u64 = 8;
 const SLOT_LEN: u64 = 8;
 const _: () = assert!(DISPATCH_LEN as u64 <= DISPATCHER_LEN);
 
-/// Protection of a part of an arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Segment {
-    /// Readable and executable.
-    Text,
-    /// Only readable.
-    ReadOnly,
-    /// Readable and writable.
-    Data,
-}
-
 /// Offsets of the parts made for a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FunctionLayout {
@@ -150,13 +139,9 @@ impl Layout {
         false
     }
 
-    /// Returns the offset of a segment.
-    pub fn start(&self, segment: Segment) -> u64 {
-        match segment {
-            Segment::Text => 0,
-            Segment::ReadOnly => self.lens[0],
-            Segment::Data => self.lens[0] + self.lens[1],
-        }
+    /// Returns the offsets of the read-only segment, which follows the text, and of the data, which follows that.
+    pub fn starts(&self) -> [u64; 2] {
+        [self.lens[0], self.lens[0] + self.lens[1]]
     }
 
     /// Returns the displaced prologues and dispatchers, for an arena at `arena`.

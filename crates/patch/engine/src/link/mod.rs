@@ -4,6 +4,6 @@ mod layout;
 mod relocation;
 mod unwind_tables;
 
-pub use layout::{DISPATCHER_LEN, DISPATCHERS, FunctionLayout, Layout, STATES_LEN, Segment};
+pub use layout::{DISPATCHER_LEN, DISPATCHERS, FunctionLayout, Layout, STATES_LEN};
 pub use relocation::{Image, LinkError, SymbolAddress, link};
 pub use unwind_tables::make_visible;

@@ -1,6 +1,6 @@
 //! Fills in every relocation, with range checks.
 
-use super::{Layout, Segment};
+use super::Layout;
 use stillpoint_patch_format::{Avma, Patch, Relocation, RelocationKind, Section, SectionKind, SymbolValue};
 use stillpoint_patch_insn::{FAR_STUB_LEN, far_stub};
 
@@ -88,8 +88,9 @@ pub fn link(patch: &Patch, layout: &Layout, arena: Avma, values: &[Option<Symbol
         }
     }
     linker.slots(&mut bytes)?;
-    let data = bytes.split_off(layout.start(Segment::Data) as usize);
-    let read_only = bytes.split_off(layout.start(Segment::ReadOnly) as usize);
+    let [read_only, data] = layout.starts();
+    let data = bytes.split_off(data as usize);
+    let read_only = bytes.split_off(read_only as usize);
     Ok(Image { segments: [bytes, read_only, data], addresses })
 }
 

@@ -408,7 +408,7 @@ fn decode_slot(from: &[u8]) -> Option<Slot> {
     })
 }
 
-/// Returns every size, offset and constant, by its name in C.
+/// Returns every size and offset, by its name in C.
 pub fn facts() -> Vec<(&'static str, u64)> {
     macro_rules! offsets {
         ($($c:literal $layout:ident: $($member:ident)*;)*) => {
@@ -418,35 +418,14 @@ pub fn facts() -> Vec<(&'static str, u64)> {
             )*]
         };
     }
-    let mut facts = offsets! {
+    offsets! {
         "sp_request" RequestLayout: number transition mode patcher_pid deadline_ns word_offset group
             generation reserved check;
         "sp_answer" AnswerLayout: number outcome awaited awaited_priority;
         "sp_slot" SlotLayout: state tid priority transition thread_pointer name group generation reserved;
         "sp_control" ControlLayout: magic size version word_offset bell slots slot_size slots_used wake_fd priorities
             busy program_threads request answer;
-    };
-    facts.extend([
-        ("SP_CONTROL_VERSION", u64::from(VERSION)),
-        ("SP_THREADS_MAX", u64::from(THREADS_MAX)),
-        ("SP_PRIORITIES_MAX", u64::from(PRIORITIES_MAX)),
-        ("SP_NAME_MAX", NAME_MAX as u64),
-        ("SP_LOCAL", Mode::Local as u64),
-        ("SP_GROUP", Mode::Group as u64),
-        ("SP_GLOBAL", Mode::Global as u64),
-        ("SP_OTHERS", Mode::Others as u64),
-        ("SP_GATHERING", GatherOutcome::Gathering as u64),
-        ("SP_RELEASED", GatherOutcome::Released as u64),
-        ("SP_ABANDONED", GatherOutcome::Abandoned as u64),
-        ("SP_FREE", ThreadState::Free as u64),
-        ("SP_ACTIVE", ThreadState::Active as u64),
-        ("SP_PARKED", ThreadState::Parked as u64),
-        ("SP_INACTIVE", ThreadState::Inactive as u64),
-        ("SP_BLOCKED", ThreadState::Blocked as u64),
-        ("sizeof SP_CONTROL_MAGIC", MAGIC.len() as u64),
-        ("sizeof(uint32_t)", WORD_LEN as u64),
-    ]);
-    facts
+    }
 }
 
 #[cfg(test)]

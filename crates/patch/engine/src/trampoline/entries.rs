@@ -72,7 +72,7 @@ impl Trampolines<'_, '_, '_> {
         let soon = deadline.min(Instant::now() + LEAVE_TIMEOUT);
         match self.write_some(&redirect, reason, soon, &left) {
             // threads that wait in a function called from displaced code are not waited for
-            Err(Error::TimedOut { .. }) => self.write_some(&redirect, reason, deadline, &Forbidden::default()),
+            Err(Error::TimedOut(_)) => self.write_some(&redirect, reason, deadline, &Forbidden::default()),
             other => other,
         }
     }
@@ -120,7 +120,7 @@ impl Trampolines<'_, '_, '_> {
         loop {
             match self.write_frozen(&changes, forbidden, reason)? {
                 None => return Ok(()),
-                Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
+                Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut(vec![busy])),
                 Some(_) => self.serve(Instant::now() + wait.next_wait())?,
             }
         }

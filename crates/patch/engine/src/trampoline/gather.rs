@@ -158,7 +158,7 @@ impl Trampolines<'_, '_, '_> {
             let mut busy = rendezvous::awaited(self.cx.process, library, &request, &self.cx.session.threads())?;
             // the blocked threads have continued: the other threads are the cause
             if rendezvous::is_over(self.cx.process, library, &request)? {
-                return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
+                return Err(Error::TimedOut(if last.is_empty() { busy } else { last }));
             }
             if busy.is_empty() {
                 match self.commit_blocked(transition, &request, &forbidden)? {
@@ -233,7 +233,7 @@ impl Trampolines<'_, '_, '_> {
             && !rendezvous::abandon(self.cx.process, self.cx.session, library, self.cx.report)?
         {
             if Instant::now() > limit {
-                return Err(Error::TimedOut { busy: vec![rendezvous::lock_holder(self.cx.process)] });
+                return Err(Error::TimedOut(vec![rendezvous::lock_holder(self.cx.process)]));
             }
             self.serve(Instant::now() + POLL_INTERVAL_MIN)?;
         }

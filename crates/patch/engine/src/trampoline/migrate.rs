@@ -139,7 +139,7 @@ impl Trampolines<'_, '_, '_> {
                 let to_busy = |(tid, t): (&Tid, &PendingThread)| Busy { tid: *tid, function: t.describe() };
                 let sharers = self.cx.process.memory_sharers()?;
                 let sharers = sharers.iter().map(|pid| Busy { tid: pid.leader(), function: SHARER_DESCRIPTION.into() });
-                return Err(Error::TimedOut { busy: waiting.iter().map(to_busy).chain(sharers).collect() });
+                return Err(Error::TimedOut(waiting.iter().map(to_busy).chain(sharers).collect()));
             }
             if self.at_stop.is_empty() {
                 let out = waiting.values().any(|t| t.stop_requested);

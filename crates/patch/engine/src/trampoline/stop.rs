@@ -25,7 +25,7 @@ impl Trampolines<'_, '_, '_> {
                 self.cx.report.event(patch::Event::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
             }
             if Instant::now() > deadline {
-                return Err(Error::TimedOut { busy });
+                return Err(Error::TimedOut(busy));
             }
             self.serve(Instant::now() + wait.next_wait())?;
         }

@@ -269,7 +269,7 @@ fn a_thread_inside_keeps_the_old_code_and_the_transition_falls_back() {
     assert_eq!(prediction.busy.iter().map(|b| b.function.as_str()).collect::<Vec<_>>(), ["blocked"]);
     let short = Options { timeout: Duration::from_millis(300), ..options() };
     match apply(running.pid(), &one, &short, &mut quiet()) {
-        Err(Error::TimedOut { busy }) => assert_eq!(busy[0].function, "blocked"),
+        Err(Error::TimedOut(busy)) => assert_eq!(busy[0].function, "blocked"),
         other => panic!("{other:?}"),
     }
     assert_eq!(running.ask(5), "old 6 80 67");

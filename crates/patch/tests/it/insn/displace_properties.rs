@@ -1,9 +1,10 @@
 //! Random prologues, moved, decoded back and compared instruction by instruction.
 
+use super::jump_target;
 use iced_x86::{Decoder, DecoderOptions, Instruction, OpKind};
 use proptest::prelude::*;
 use stillpoint_patch_format::{Avma, Svma};
-use stillpoint_patch_insn::{DISPLACED_MAX, displace, jump_target, plan_entry};
+use stillpoint_patch_insn::{DISPLACED_MAX, displace, plan_entry};
 
 /// Generates instructions as compilers put them into prologues; `{d}` bytes are filled with a displacement.
 fn instruction() -> impl Strategy<Value = Vec<u8>> {

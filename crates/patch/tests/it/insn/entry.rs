@@ -1,9 +1,10 @@
 //! Every refusal of an entry, and fixed sequences decoded back.
 
+use super::jump_target;
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use stillpoint_patch_format::{Avma, Svma};
 use stillpoint_patch_insn::{
-    DispatchState, Error, branch_targets, dispatch, displace, far_stub, is_padding, jump_target, jump5, plan_entry,
+    DispatchState, Error, branch_targets, dispatch, displace, far_stub, is_padding, jump5, plan_entry,
 };
 
 fn decode(bytes: &[u8], at: u64) -> Vec<Instruction> {

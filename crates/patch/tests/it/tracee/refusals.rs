@@ -1,11 +1,13 @@
 //! Processes that are refused by name, and left unchanged.
 
+use crate::tracee::is_refusal;
 use crate::tracee::support::{Target, await_that, thread_in};
+use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Error, Pid, Process, Stop, attach};
 
 fn refusal(pid: Pid) -> Error {
     let error = Process::open(pid).expect_err("it is refused");
-    assert!(error.refused(), "{error}");
+    assert!(is_refusal(&error), "{error}");
     error
 }
 
@@ -69,13 +71,13 @@ fn calls_that_seccomp_would_not_let_through() {
         let tid = process.pid().leader();
         let Stop::Stopped(mut thread) = session.stop(tid).unwrap() else { panic!("gone") };
         let before = thread.registers().unwrap();
-        let stack = process.memory().read_vec(before.sp(), 512).unwrap();
+        let stack = process.memory().read_vec(Avma(before.rsp), 512).unwrap();
         let mmap = libc::SYS_mmap as u64;
         for error in [
             thread.check_syscalls(&[(libc::SYS_getpid as u64, [0; 6]), (mmap, [0; 6])]).unwrap_err(),
             thread.remote(mmap, [0, 4096, 1, 0x22, u64::MAX, 0]).unwrap_err(),
         ] {
-            assert!(error.refused(), "{error}");
+            assert!(is_refusal(&error), "{error}");
             let text = error.to_string();
             assert_eq!(
                 text,
@@ -85,7 +87,7 @@ fn calls_that_seccomp_would_not_let_through() {
         let error = thread.remote(libc::SYS_socket as u64, [1, 1, 0, 0, 0, 0]).unwrap_err();
         assert!(matches!(&error, Error::Seccomp { verdict, .. } if verdict.contains("kill")), "{error}");
         assert_eq!(thread.registers().unwrap(), before);
-        assert_eq!(process.memory().read_vec(before.sp(), 512).unwrap(), stack);
+        assert_eq!(process.memory().read_vec(Avma(before.rsp), 512).unwrap(), stack);
         assert_eq!(thread.remote(libc::SYS_getpid as u64, [0; 6]).unwrap(), process.pid().0 as u64);
     })
     .unwrap();

@@ -1,6 +1,7 @@
 //! Stop and release of threads.
 
 use crate::tracee::support::Target;
+use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Libc, Stop, Tid, attach};
 
 #[test]
@@ -35,7 +36,7 @@ fn ten_thousand_stops_do_no_harm() {
             let tid = threads[round % threads.len()];
             let Stop::Stopped(mut stopped) = session.stop(tid).unwrap() else { panic!("{tid} is gone") };
             let registers = stopped.registers().unwrap();
-            process.memory().read_some(registers.sp(), &mut stack);
+            process.memory().read_some(Avma(registers.rsp), &mut stack);
             stood.push(stopped.resume().unwrap());
         }
         stood

@@ -1,5 +1,6 @@
 //! Signals, new threads and processes, exec, exits and job control while the process is traced.
 
+use crate::tracee::is_refusal;
 use crate::tracee::support::{Target, await_that};
 use std::time::{Duration, Instant};
 use stillpoint_patch_tracee::{Error, Event, Process, ProcessOrigin, Session, Stop, StopRequest, attach};
@@ -263,5 +264,5 @@ fn a_process_that_is_killed_while_held_is_reported() {
     })
     .unwrap();
     let gone = Process::open(process.pid()).unwrap_err();
-    assert!(gone.refused() && gone.gone(), "{gone}");
+    assert!(is_refusal(&gone) && gone.gone(), "{gone}");
 }

@@ -1,6 +1,7 @@
 //! Compiles and links a program in one variant, sends it queries, and runs the differ on it.
 
 use super::case::{Case, Compiler, SourceFile};
+use object::Object as _;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -277,7 +278,7 @@ fn run_diff(built: &Built, units: &[UnitInput<'_>], options: Options) -> Result<
     let bytes = std::fs::read(&built.target).expect("read the target");
     let name = built.target.file_name().expect("a file name").to_string_lossy();
     let target = TargetElf::parse(&bytes, &name).map_err(|e| vec![e])?;
-    let imports = Some(imports(&target));
+    let imports = Some(imports(&bytes));
     stillpoint_patch_differ::diff(&target, units, &Options { imports, ..options })
 }
 
@@ -297,8 +298,8 @@ fn hooks(case: &Case) -> HookNames {
 }
 
 /// Returns the exports, on this machine, of the libraries that the target needs and of those that they need.
-fn imports(target: &TargetElf) -> BTreeMap<String, Option<String>> {
-    let (mut all, mut libraries) = (BTreeMap::new(), target.needed().to_vec());
+fn imports(target: &[u8]) -> BTreeMap<String, Option<String>> {
+    let (mut all, mut libraries) = (BTreeMap::new(), needed(target));
     let mut next = 0;
     while let Some(library) = libraries.get(next) {
         let output = Command::new("cc").arg(format!("-print-file-name={library}")).output().expect("run cc");
@@ -307,12 +308,18 @@ fn imports(target: &TargetElf) -> BTreeMap<String, Option<String>> {
         for (name, version) in exports(&bytes).unwrap_or_else(|e| panic!("{path}: {e}")) {
             all.entry(name).or_insert(version);
         }
-        let file = TargetElf::parse(&bytes, library).map(|parsed| parsed.needed().to_vec());
-        let further: Vec<String> = file.into_iter().flatten().filter(|name| !libraries.contains(name)).collect();
+        let further: Vec<String> = needed(&bytes).into_iter().filter(|name| !libraries.contains(name)).collect();
         libraries.extend(further);
         next += 1;
     }
     all
+}
+
+/// Returns the libraries that a file names as needed.
+fn needed(bytes: &[u8]) -> Vec<String> {
+    let file = object::File::parse(bytes).expect("parse an ELF file");
+    let libraries = file.import_libraries().expect("read the libraries");
+    libraries.map(|l| String::from_utf8_lossy(l.expect("a library").name()).into_owned()).collect()
 }
 
 /// A running program. Its end is that of its owner.

@@ -1,8 +1,10 @@
 //! Measures how many syncsets the scheduler orders a second, and how the replay scales with players in simulated time.
 //!
-//! `cargo bench -p stillpoint-migrate-replay` prints two tables. The first is measured on this machine, one thread. The
-//! second is computed: each operation takes a fixed time on a target with as many processors as players, commits that
-//! fall into one flush of the log share it, and the scheduler decides what may run.
+//! `cargo run --release -p stillpoint-migrate-bench --bin replay-schedule` prints two tables. The first is measured on this
+//! machine, one thread. The second is computed: each operation takes a fixed time on a target with as many processors as
+//! players, commits that fall into one flush of the log share it, and the scheduler decides what may run.
+
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
 use std::time::Instant;
