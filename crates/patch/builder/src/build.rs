@@ -496,7 +496,7 @@ impl Builder<'_> {
                 derived_file: sides.derived.get(file).filter(|_| job.regenerated.is_none()).map(String::as_str),
             };
             // a build makes more files that look like sources: tests of its configuration, sources of other programs
-            if !sides.made.contains(file) || !(changed.is_empty() && same.is_empty()) {
+            if !(sides.made.contains(file) && changed.is_empty() && same.is_empty()) {
                 files.push(evidence.verdict(file));
             }
         }
