@@ -22,6 +22,7 @@ if ($name eq 'realize') {
     exec { $program } $program, @arguments;
     die "$program: $!\n";
 }
+if ($name =~ /^(?:pod2man|pod2html|help2man)$/) { document() }
 my ($kind) = $name =~ /(?:^|-)(ar|ranlib|strip|nm|size|objcopy|objdump|readelf|ld|ld\.bfd|ld\.gold)(?:-[0-9]+)?$/;
 if    (!defined $kind)                    { compiler() }
 elsif ($kind eq 'ar')                     { archiver() }
@@ -163,6 +164,20 @@ sub reader {
     my (undef, @arguments) = expanded(@ARGV);
     materialize($_) for grep { !/^-/ } @arguments;
     execute(@ARGV);
+}
+
+# Makes an empty page of the manual: no program is made of one, and some packages have thousands.
+sub document {
+    my ($output, @files);
+    while (@ARGV) {
+        my $argument = shift @ARGV;
+        if    ($argument =~ /^(?:-o|--output|--outfile)$/)      { $output = shift @ARGV }
+        elsif ($argument =~ /^(?:-o|--output=|--outfile=)(.+)/) { $output = $1 }
+        elsif ($argument !~ /^-/)                               { push @files, $argument }
+    }
+    $output = $files[1] if $name eq 'pod2man' && !defined $output;
+    write_file($output, '') if defined $output;
+    exit 0;
 }
 
 sub execute {

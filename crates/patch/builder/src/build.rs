@@ -86,7 +86,7 @@ pub struct Built {
 }
 
 /// The ELF file to patch, read once.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) path: PathBuf,
     pub(crate) bytes: Vec<u8>,

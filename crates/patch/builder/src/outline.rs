@@ -8,7 +8,7 @@ use crate::commands::Recording;
 use crate::debian::Diff;
 use crate::includes::Includes;
 use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
-use crate::{Builder, Error};
+use crate::{Builder, Error, recorder};
 use std::path::Path;
 use stillpoint_host::EntryName;
 use stillpoint_host::untrusted::Tree;
@@ -40,7 +40,8 @@ impl Builder<'_> {
         source: &SourcePackage,
         diffs: &[Diff],
     ) -> Result<Result<BuiltPackage, String>, Error> {
-        let identity = format!("{}-outlined", self.identity(source, diffs));
+        let recorder = stillpoint_host::cache::key([recorder::PROGRAM.as_bytes()]);
+        let identity = format!("{}-outlined-{}", self.identity(source, diffs), &recorder[..8]);
         let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.entry(&EntryName::new("built", &identity), |into| {

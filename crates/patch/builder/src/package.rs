@@ -78,6 +78,9 @@ impl SourcePackage {
     }
 }
 
+/// End of the name of an entry with a directory for each binary package.
+const EACH: &str = "-each";
+
 /// Returns the name of the cache entry of a version of a package.
 fn entry_name(package: &str, version: &str) -> String {
     format!("{package}_{}", version.replace([':', '/'], "%"))
@@ -330,8 +333,9 @@ impl Builder<'_> {
 
     /// Returns true if the cache has these parts of a version.
     fn holds(&self, package: &str, version: &str, parts: Parts) -> bool {
-        let has = |kind: &str| self.cache.holds(kind, &entry_name(package, version));
-        has("source") && (parts == Parts::Source || has("binaries"))
+        let name = entry_name(package, version);
+        self.cache.holds("source", &name)
+            && (parts == Parts::Source || self.cache.holds("binaries", &format!("{name}{EACH}")))
     }
 
     /// Builds a package with a part of its series, by its own rules, in a clean root. Runs once for each choice.
@@ -426,7 +430,10 @@ impl Builder<'_> {
             .with(&records, &own.join("records"));
         let mut env = [
             ("PATH", format!("{OWN_PATH}/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
-            ("DEB_BUILD_OPTIONS", format!("nocheck parallel={}", self.jobs)),
+            (
+                "DEB_BUILD_OPTIONS",
+                format!("nocheck{} parallel={}", if rules.deferring { " nodoc" } else { "" }, self.jobs),
+            ),
             ("DEB_BUILD_PROFILES", "nocheck".to_owned()),
             ("HOME", "/nonexistent".to_owned()),
             ("LC_ALL", "C.UTF-8".to_owned()),
@@ -483,14 +490,15 @@ impl Builder<'_> {
         })
     }
 
-    /// Downloads the binary packages of a source package that can hold programs, and unpacks them into one directory.
+    /// Downloads the binary packages of a source package that can hold programs, and unpacks each into a directory of its
+    /// name: several may have the same file.
     ///
     /// # Errors
     /// As [`Builder::fetch_binary`]; [`Error::NoSuchVersion`] also if the archive has no binary package of this
     /// version.
     pub fn fetch_binaries(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching the binary packages of {} {}", source.name(), source.version()));
-        self.entry(&EntryName::new("binaries", &source.key()), |into| {
+        self.entry(&EntryName::new("binaries", &format!("{}{EACH}", source.key())), |into| {
             let packages = source.apt.programs_of(&source.stanza)?;
             let (package, version) = (source.name().to_owned(), source.version().to_owned());
             if packages.is_empty() {
@@ -498,7 +506,8 @@ impl Builder<'_> {
                 return Err(Error::NoSuchVersion { package, version, available, proposed: None, source_package: None });
             }
             for binary in packages {
-                unpack(&source.apt, &binary.package, &binary.version, into).map_err(|error| match error {
+                let into = into.join(&binary.package);
+                unpack(&source.apt, &binary.package, &binary.version, &into).map_err(|error| match error {
                     // part of a version of the source package
                     Error::Withheld { missing, served, .. } => {
                         Error::Withheld { package: package.clone(), version: version.clone(), missing, served }

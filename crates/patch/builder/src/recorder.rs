@@ -23,6 +23,9 @@ const COMPILERS: [&str; 6] = ["cc", "gcc", "g++", "c++", "clang", "clang++"];
 const READERS: [&str; 10] =
     ["ranlib", "strip", "nm", "size", "objcopy", "objdump", "readelf", "ld", "ld.bfd", "ld.gold"];
 
+/// Generators of manual pages.
+const DOCUMENTS: [&str; 3] = ["pod2man", "pod2html", "help2man"];
+
 /// Returns the name of a program without the names of a machine and of the compiler's driver, and without a version:
 /// `ar` for `x86_64-linux-gnu-gcc-ar-12`.
 fn plain_name(name: &str) -> &str {
@@ -37,7 +40,7 @@ fn plain_name(name: &str) -> &str {
 /// Returns true if the recorder stands in for a program; `deferring` if results may be placeholders.
 pub(crate) fn stands_in(name: &str, deferring: bool) -> bool {
     let plain = plain_name(name);
-    COMPILERS.contains(&plain) || plain == "ar" || deferring && READERS.contains(&plain)
+    COMPILERS.contains(&plain) || plain == "ar" || deferring && (READERS.contains(&plain) || DOCUMENTS.contains(&name))
 }
 
 /// Returns the names of the records of a placeholder: one, or several for an archive to which calls added files one
@@ -64,7 +67,7 @@ mod tests {
         for name in ["gcc", "cc", "x86_64-linux-gnu-g++-12", "clang-14", "gcc-ar", "x86_64-linux-gnu-gcc-ar-12", "ar"] {
             assert!(stands_in(name, false), "{name}");
         }
-        for name in ["nm", "x86_64-linux-gnu-objcopy", "gcc-ranlib", "ld.gold"] {
+        for name in ["nm", "x86_64-linux-gnu-objcopy", "gcc-ranlib", "ld.gold", "pod2man"] {
             assert!(stands_in(name, true) && !stands_in(name, false), "{name}");
         }
         for name in ["c++filt", "cpp", "c99", "i686-linux-gnu-gcc", "tar", "gcc-11-base", "ld.so"] {

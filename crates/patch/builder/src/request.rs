@@ -10,7 +10,7 @@ use crate::sandbox::{Sandbox, run};
 use crate::tree::is_unit;
 use crate::verdict::Bounded;
 use crate::{Builder, Cache, Error, Integrated, Parts, Reproduced, elf};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -425,22 +425,32 @@ fn only_program(built: &BuiltPackage, outputs: &[PathBuf], diffs: &[Diff]) -> Re
     }
 }
 
-/// Finds a file of unpacked packages by its path or its name; follows symbolic links inside.
+/// Finds a file by its path or its name in unpacked packages, each of which has a directory of its name; the path may
+/// begin with that name. Follows symbolic links inside of a package.
 fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
-    let relative = program.strip_prefix("/").unwrap_or(program);
-    let tree = Tree::open(root)?.known_as(Path::new("/"));
-    let mut found = Vec::new();
-    for entry in tree.entries()?.iter().filter(|entry| !entry.is_directory() && entry.name.ends_with(relative)) {
-        found.extend(tree.real(&entry.name).ok().filter(|name| elf::is_loadable(&tree, name)));
+    let mut found: BTreeMap<PathBuf, Target> = BTreeMap::new();
+    for package in stillpoint_host::file::list(root)? {
+        let relative = program.strip_prefix("/").unwrap_or(program);
+        let relative = relative.strip_prefix(&package).unwrap_or(relative);
+        let directory = root.join(&package);
+        let tree = Tree::open(&directory)?.known_as(Path::new("/"));
+        for entry in tree.entries()?.iter().filter(|entry| !entry.is_directory() && entry.name.ends_with(relative)) {
+            if let Some(name) = tree.real(&entry.name).ok().filter(|name| elf::is_loadable(&tree, name)) {
+                let target = Target { path: directory.join(&name), bytes: tree.read(&name)? };
+                found.insert(target.path.clone(), target);
+            }
+        }
     }
-    found.sort();
-    found.dedup();
-    match &found[..] {
-        [one] => Ok(Target { path: root.join(one), bytes: tree.read(one)? }),
+    let mut found: Vec<Target> = found.into_values().collect();
+    // several packages may have the same file
+    found.dedup_by(|one, other| one.bytes == other.bytes);
+    match &mut found[..] {
+        [_] => Ok(found.remove(0)),
         [] => Err(Error::Target(format!("the packages have no program {}", program.display()))),
         more => {
-            let names: Vec<String> = more.iter().map(|p| root.join(p).display().to_string()).collect();
-            Err(Error::Target(format!("{} is {}", program.display(), names.join(" or "))))
+            let names: Vec<String> =
+                more.iter().map(|t| t.path.strip_prefix(root).unwrap_or(&t.path).display().to_string()).collect();
+            Err(Error::Target(format!("{} is {}; say which", program.display(), names.join(" or "))))
         }
     }
 }
@@ -468,17 +478,27 @@ mod tests {
     #[test]
     fn a_program_is_found_through_links_inside_of_the_packages_only() {
         let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("root");
+        let packages = dir.path().join("packages");
+        let root = packages.join("one");
         fs::create_dir_all(root.join("usr/sbin")).unwrap();
         fs::copy("/bin/true", root.join("usr/sbin/served-1")).unwrap();
-        fs::copy("/bin/true", dir.path().join("outside")).unwrap();
         symlink("/usr/sbin/served-1", root.join("usr/sbin/served")).unwrap();
         symlink(dir.path().join("outside"), root.join("usr/sbin/led-out")).unwrap();
-        symlink("../../../outside", root.join("usr/sbin/led-up")).unwrap();
-        let found = find_in(&root, Path::new("served")).unwrap();
+        symlink("../../../../outside", root.join("usr/sbin/led-up")).unwrap();
+        fs::copy("/bin/true", dir.path().join("outside")).unwrap();
+        let found = find_in(&packages, Path::new("served")).unwrap();
         assert_eq!(found.path, root.join("usr/sbin/served-1"));
         for name in ["led-out", "led-up"] {
-            assert!(find_in(&root, Path::new(name)).is_err(), "{name}");
+            assert!(find_in(&packages, Path::new(name)).is_err(), "{name}");
         }
+        // another package with the same file, and one with another file of that name
+        let other = packages.join("other/usr/sbin");
+        fs::create_dir_all(&other).unwrap();
+        fs::copy("/bin/true", other.join("served-1")).unwrap();
+        assert!(find_in(&packages, Path::new("/usr/sbin/served-1")).is_ok());
+        fs::copy("/bin/false", other.join("served-1")).unwrap();
+        let error = find_in(&packages, Path::new("served-1")).unwrap_err().to_string();
+        assert!(error.contains("one/usr/sbin/served-1 or other/usr/sbin/served-1"), "{error}");
+        assert_eq!(find_in(&packages, Path::new("other/usr/sbin/served-1")).unwrap().path, other.join("served-1"));
     }
 }
