@@ -473,3 +473,30 @@ fn build_files_are_compared_by_the_commands_that_they_give() {
         assert!(patch.symbols.iter().any(|symbol| symbol.name == "spare"), "the new unit is part of the patch");
     }
 }
+
+/// Executes a program that it has built, takes an archive apart, renames and joins its members, and reads symbols.
+const WINDING: &str = "build:
+    gcc -O2 -c -o other.o src/other.c && gcc -O2 -c -o other_main.o src/other_main.c
+    $(LINK) -o generator other.o other_main.o
+    ./generator | sed 's/^/#define FROM_GENERATOR /' > made.h
+    gcc -O2 -c -o main.o src/main.c && gcc -O2 -include made.h -c -o clamp.o src/clamp.c
+    ar rcs libclamp.a clamp.o && test \"$$(ar t libclamp.a)\" = clamp.o
+    mkdir apart && cd apart && ar x ../libclamp.a && mv clamp.o renamed.o
+    printf 'CREATE libjoined.a\\nADDMOD apart/renamed.o\\nSAVE\\nEND\\n' | ar -M
+    $(LINK) -o prog main.o libjoined.a && $(LINK) -o again main.o libjoined.a
+    nm prog | grep -q ' T clamp'";
+
+#[test]
+fn results_that_the_rules_need_are_made() {
+    for package in Package::both("results_that_the_rules_need_are_made", WINDING) {
+        let made = fs::read_to_string(package.path("tree/made.h")).unwrap();
+        assert_eq!(made, fs::read_to_string(package.programs().join("made.h")).unwrap(), "the generator ran");
+        for program in ["prog", "again"] {
+            assert_patches(package.patch(program, FIX), &["clamp"]);
+            assert_no_part(package.patch(program, OTHER_FIX));
+        }
+        let is_program = |name: &str| fs::read(package.path("tree").join(name)).unwrap().starts_with(b"\x7fELF");
+        assert!(is_program("generator") && is_program("prog"));
+        assert_eq!(is_program("again"), !package.is_deferred, "nothing needs it");
+    }
+}
