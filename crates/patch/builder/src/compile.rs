@@ -5,7 +5,7 @@ use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
 use crate::includes::Includes;
 use crate::preprocess::{Text, evaluate};
 use crate::root::OWN_PATH;
-use crate::sandbox::{Sandbox, output, run, tail};
+use crate::sandbox::{Sandbox, first_error, output, run};
 use crate::{Cache, Error};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
@@ -180,7 +180,7 @@ impl<'a> Compiler<'a> {
         }
         let result = output(&mut self.sandbox(tree).command(&command.directory, &argv, &command.env))?;
         if !result.status.success() {
-            return Ok(Err(tail(&result)));
+            return Ok(Err(first_error(&result)));
         }
         let bytes = self.own.read(&name)?;
         self.own.remove(&name)?;

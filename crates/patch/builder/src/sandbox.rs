@@ -99,6 +99,16 @@ pub(crate) fn output(command: &mut Command) -> Result<Output, Error> {
     })
 }
 
+/// Returns the first error in the output of a compiler, with the lines that show its place; the last lines if there is
+/// none.
+pub(crate) fn first_error(output: &Output) -> String {
+    /// Number of lines: the message, the source, and the mark below it.
+    const SHOWN: usize = 3;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = text.lines().skip_while(|line| !line.contains("error:")).take(SHOWN).collect();
+    if lines.is_empty() { tail(output) } else { lines.join("\n") }
+}
+
 /// Returns the last lines of a program's output.
 pub(crate) fn tail(output: &Output) -> String {
     let text = [&output.stdout[..], &output.stderr[..]].concat();
