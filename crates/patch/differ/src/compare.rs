@@ -1,6 +1,6 @@
 //! Comparison of two builds of a function or a constant, except for the addresses that the linker chooses.
 
-use crate::correlate::Correlation;
+use crate::correlate::{Correlation, plain_constant};
 use crate::object_file::{Home, Nature, Object, Reloc, Site};
 use crate::symbol_names;
 use std::cell::RefCell;
@@ -127,8 +127,11 @@ impl<'p, 'a> Pair<'p, 'a> {
         match (named(self.old, a, x, p), named(self.new, b, y, q)) {
             (Some(s), Some(t)) => {
                 let delta = |object: &Object<'a>, s: usize, at: i64| at.wrapping_sub(object.symbols[s].value as i64);
-                if !self.correlated(s, t) || delta(self.old, s, x) != delta(self.new, t, y) {
+                if delta(self.old, s, x) != delta(self.new, t, y) {
                     return differ();
+                }
+                if !self.correlated(s, t) {
+                    return if self.are_equal_constants(s, t) { Ok(()) } else { differ() };
                 }
                 if self.is_private_constant(t) && !self.constant_equal(s, t) {
                     let name = readable(self.new.symbols[t].name);
@@ -143,6 +146,13 @@ impl<'p, 'a> Pair<'p, 'a> {
             }
             _ => differ(),
         }
+    }
+
+    /// Returns true for two constants of one name, apart from its number, that have the same bytes.
+    fn are_equal_constants(&self, old: usize, new: usize) -> bool {
+        let stem = |object: &Object<'a>, symbol: usize| symbol_names::stem(object.symbols[symbol].name);
+        let (one, other) = (plain_constant(self.old, old), plain_constant(self.new, new));
+        one.is_some() && one == other && stem(self.old, old) == stem(self.new, new)
     }
 
     /// Returns true if any name at the old symbol's place matches any at the new one's: aliases and folded functions

@@ -51,7 +51,20 @@ impl Correlation {
         found.pair_initialisers(old, new);
         found.pair_numbered(old, new);
         found.pair_same_locals(old, new, &classes);
+        found.pair_constants(old, new);
         found
+    }
+
+    /// Pairs constants of several candidates by their contents: constants with the same bytes are interchangeable. One
+    /// without an equal is new.
+    fn pair_constants(&mut self, old: &Object<'_>, new: &Object<'_>) {
+        let is_constant = |index: &usize| plain_constant(new, *index).is_some();
+        let open: Vec<usize> = self.ambiguous.keys().copied().filter(is_constant).collect();
+        for index in open {
+            let olds = self.ambiguous.remove(&index).unwrap_or_default();
+            let equal = olds.into_iter().find(|one| plain_constant(old, *one) == plain_constant(new, index));
+            self.to_old.extend(equal.map(|one| (index, one)));
+        }
     }
 
     fn pair_names(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
@@ -217,6 +230,17 @@ impl Correlation {
             }
         }
     }
+}
+
+/// Returns the bytes of a constant that only its unit can reach and that refers to nothing.
+pub(crate) fn plain_constant<'a>(object: &Object<'a>, index: usize) -> Option<&'a [u8]> {
+    let symbol = &object.symbols[index];
+    let Home::Section(section) = symbol.home else { return None };
+    let section = &object.sections[section];
+    let (start, end) = (symbol.value, symbol.value.checked_add(symbol.size)?);
+    let refers = section.relocations.iter().any(|reloc| (start..end).contains(&reloc.offset));
+    let is_plain = symbol.local && section.nature == Nature::Constant && !refers;
+    section.bytes.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?).filter(|_| is_plain)
 }
 
 /// Returns the name of a static local of C++ (or of its guard) without numbers; `None` for every other name.

@@ -12,6 +12,11 @@ struct Built {
 
 /// Compiles `source` with `VERSION` 0, 1 and 2 as the shipped, before and after side, and links the first.
 fn build(source: &str, flags: &[&str]) -> Built {
+    build_elsewhere(source, flags, &[])
+}
+
+/// As [`build`]; the target is built with other flags in addition, as by another machine.
+fn build_elsewhere(source: &str, flags: &[&str], elsewhere: &[&str]) -> Built {
     let directory = tempfile::tempdir().expect("temporary directory");
     let at = |name: &str| directory.path().join(name);
     std::fs::write(at("unit.c"), source).expect("write the source");
@@ -20,10 +25,11 @@ fn build(source: &str, flags: &[&str]) -> Built {
         assert!(status.success(), "cc {args:?}");
     };
     let sections = ["-O2", "-g", "-ffunction-sections", "-fdata-sections", "-c", "unit.c"];
+    cc(&[&["-O2", "-g", "-DVERSION=0", "-c", "unit.c", "-o", "target.o"], elsewhere].concat());
     cc(&["-O2", "-g", "-DVERSION=0", "-c", "unit.c", "-o", "0.o"]);
     cc(&[&sections[..], &["-DVERSION=1", "-o", "1.o"]].concat());
     cc(&[&sections[..], &["-DVERSION=2", "-o", "2.o"]].concat());
-    cc(&["-x", "none", "0.o", "-s", "-o", "target"]);
+    cc(&["-x", "none", "target.o", "-s", "-o", "target"]);
     let read = |name: &str| std::fs::read(at(name)).expect("read what cc wrote");
     let target = TargetElf::parse(&read("target"), "target").expect("a target");
     Built { target, objects: ["0.o", "1.o", "2.o"].map(read) }
@@ -154,4 +160,46 @@ fn code_of_another_compilation_is_not_placed() {
     let refusals = diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after }], &options)
         .expect_err("what was compared is not what runs");
     assert!(refusals.iter().any(|r| r.code() == "unplaced-function"), "{refusals:?}");
+}
+
+#[test]
+fn constants_of_one_name_are_told_apart_by_their_contents() {
+    let built = build(
+        "#include <stdio.h>\n\
+         static inline void one(int i) { static const char module[] = \"One of many modules\"; puts(&module[i & 1]); }\n\
+         static inline void two(int i) { static const char module[] = \"Two of many modules\"; puts(&module[i & 3]); }\n\
+         __attribute__((noipa)) void both(int i) { if (VERSION < 2) one(i); two(i); two(i + 1); }\n\
+         __attribute__((noipa)) void turned(int i) { two(i); one(i); }\n\
+         int main(int argc, char **argv) { (void)argv; both(argc); turned(argc); return 0; }\n",
+        &[],
+    );
+    assert_eq!(names(&patch_of(&built, &[])), ["both"]);
+}
+
+const GREETING: &str = "#include <stdio.h>\n#ifndef PLACE\n#define PLACE \"here\"\n#endif\n\
+     __attribute__((noipa)) int greet(int i) {\n\
+     printf(\"built %s, for the first time of all\\n\", PLACE); printf(\"number %d of some numbers\\n\", i);\n\
+     if (i > 4) printf(\"more than four of them\\n\"); if (i > 8) printf(\"even more than eight of them\\n\");\n\
+     if (i > 16) printf(\"more than sixteen: %d\\n\", i * 3); if (i > 32) printf(\"as many as %d\\n\", i * 7);\n\
+     puts(PLACE); return i + VERSION / 2; }\n\
+     int main(int argc, char **argv) { (void)argv; return greet(argc); }\n";
+
+#[test]
+fn a_string_that_differs_in_the_target_is_the_targets() {
+    let built = build_elsewhere(GREETING, &[], &["-DPLACE=\"elsewhere\""]);
+    let patch = patch_of(&built, &[]);
+    assert_eq!(names(&patch), ["greet"]);
+    let warned = patch.warnings.iter().any(|w| w.contains("\"here\" where the target has \"else"));
+    assert!(warned, "{:?}", patch.warnings);
+    assert!(patch.symbols.iter().any(|s| s.name == "string of the target"), "{:?}", patch.symbols);
+}
+
+#[test]
+fn code_whose_strings_mostly_differ_is_another_function() {
+    let other = "#include <stdio.h>\n\
+         __attribute__((noipa)) int tell(int i) { return printf(WHAT, i) + VERSION / 2; }\n\
+         int main(int argc, char **argv) { (void)argv; return tell(argc); }\n";
+    let built = build_elsewhere(other, &["-DWHAT=\"%d one\\n\""], &["-UWHAT", "-DWHAT=\"two %d\\n\""]);
+    let refusals = diff_of(&built, &[]).expect_err("a refusal");
+    assert!(matches!(refusals[..], [Refusal::SymbolConflict { .. }]), "{refusals:?}");
 }
