@@ -431,7 +431,8 @@ fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
     let mut found: BTreeMap<PathBuf, Target> = BTreeMap::new();
     for package in stillpoint_host::file::list(root)? {
         let relative = program.strip_prefix("/").unwrap_or(program);
-        let relative = relative.strip_prefix(&package).unwrap_or(relative);
+        let inside = relative.strip_prefix(&package).ok().filter(|inside| !inside.as_os_str().is_empty());
+        let relative = inside.unwrap_or(relative);
         let directory = root.join(&package);
         let tree = Tree::open(&directory)?.known_as(Path::new("/"));
         for entry in tree.entries()?.iter().filter(|entry| !entry.is_directory() && entry.name.ends_with(relative)) {
@@ -488,6 +489,8 @@ mod tests {
         fs::copy("/bin/true", dir.path().join("outside")).unwrap();
         let found = find_in(&packages, Path::new("served")).unwrap();
         assert_eq!(found.path, root.join("usr/sbin/served-1"));
+        fs::copy("/bin/false", root.join("usr/sbin/one")).unwrap();
+        assert_eq!(find_in(&packages, Path::new("one")).unwrap().path, root.join("usr/sbin/one"), "as its package");
         for name in ["led-out", "led-up"] {
             assert!(find_in(&packages, Path::new(name)).is_err(), "{name}");
         }
