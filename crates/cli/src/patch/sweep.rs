@@ -136,10 +136,10 @@ impl Sweep<'_> {
             };
             let has_older = new.iter().any(|found| found.start_time <= begun);
             for generation in generations(new) {
-                let wave = pace.wave_len(generation.len());
+                let wave = pace.wave_len(pace.sweep_workers(), generation.len());
                 for (number, wave) in generation.chunks(wave.max(1)).enumerate() {
                     pace.pause(number);
-                    parallel(pace.workers(), &wave.iter().collect::<Vec<_>>(), |found| one(found));
+                    parallel(pace.sweep_workers(), &wave.iter().collect::<Vec<_>>(), |found| one(found));
                 }
             }
             let changed = lock(tally).done != before;

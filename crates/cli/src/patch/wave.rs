@@ -12,7 +12,7 @@ use stillpoint_patch_tracee::Pid;
 /// Number of processes at a time.
 #[derive(clap::Args)]
 pub(crate) struct Pace {
-    /// Number of processes to work on at the same time [default: one for every two processors].
+    /// Number of processes to work on at the same time [default: one for every two processors; with --library or --all one for each].
     #[arg(long, value_name = "N")]
     at_once: Option<std::num::NonZeroUsize>,
     /// Time between one wave of that many processes and the next [default: none].
@@ -26,9 +26,15 @@ impl Pace {
         Pace { at_once: Some(std::num::NonZeroUsize::MIN), pause: None }
     }
 
+    /// Returns the number of threads for a sweep of the machine. Most of the time of each process passes while its tracer gives way to other
+    /// programs, so several take no longer than one; and no service has all of these processes.
+    pub(super) fn sweep_workers(&self) -> usize {
+        self.at_once.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n.get())
+    }
+
     /// Returns the number of processes after which there is a pause, out of `count`.
-    pub(super) fn wave_len(&self, count: usize) -> usize {
-        if self.pause.is_some() { self.workers() } else { count }
+    pub(super) fn wave_len(&self, workers: usize, count: usize) -> usize {
+        if self.pause.is_some() { workers } else { count }
     }
 
     /// Waits before every wave but the first.
@@ -65,7 +71,7 @@ impl Processes {
         {
             let before = wave.done;
             for generation in generations(new) {
-                let len = pace.wave_len(generation.len()).max(1);
+                let len = pace.wave_len(pace.workers(), generation.len()).max(1);
                 for (number, part) in generation.chunks(len).enumerate() {
                     pace.pause(number);
                     let results = parallel(pace.workers(), part, &work);
