@@ -58,7 +58,7 @@ struct Tally {
     possible: usize,
     ended: usize,
     failures: Vec<(FoundProcess, engine::Error)>,
-    /// What the last search has found beside the processes to work on.
+    /// Findings of the last search beside the processes to work on.
     rest: Census,
     /// Containers with the number of their processes that were worked on.
     containers: BTreeMap<String, usize>,

@@ -17,7 +17,7 @@ pub(super) struct Counts {
     pub(super) failed: usize,
 }
 
-/// What one client has got.
+/// Answers that one client has got.
 #[derive(Debug)]
 struct Progress {
     answers: u64,
