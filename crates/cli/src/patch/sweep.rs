@@ -139,7 +139,7 @@ impl Sweep<'_> {
                 let wave = pace.wave_len(pace.sweep_workers(), generation.len());
                 for (number, wave) in generation.chunks(wave.max(1)).enumerate() {
                     pace.pause(number);
-                    parallel(pace.sweep_workers(), &wave.iter().collect::<Vec<_>>(), |found| one(found));
+                    parallel(pace.sweep_workers(), &wave.iter().collect::<Vec<_>>(), one);
                 }
             }
             let changed = lock(tally).done != before;
