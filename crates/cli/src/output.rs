@@ -243,9 +243,14 @@ impl Output {
         self.progress(&progress_text(&current_work));
     }
 
+    /// Returns true if the current work is shown: on a terminal, without `--json`.
+    pub(crate) fn has_progress(&self) -> bool {
+        !self.json && io::stderr().is_terminal()
+    }
+
     /// Shows the current work on stderr, only on a terminal.
     pub(crate) fn progress(&self, text: &str) {
-        if self.json || !io::stderr().is_terminal() {
+        if !self.has_progress() {
             return;
         }
         let mut bar = self.bar.lock().unwrap_or_else(PoisonError::into_inner);

@@ -101,6 +101,25 @@ pub fn versions_with_source(packages: &[&str]) -> Result<Vec<String>, Unavailabl
     })
 }
 
+/// Returns the unpacked source of a source package, with the diffs of its series applied.
+///
+/// # Errors
+/// The archive does not serve it, or it cannot be unpacked.
+pub fn source(package: &str, version: &str) -> Result<PathBuf, Unavailable> {
+    let name = format!("{package}_{}", version.replace(':', "%3a"));
+    let release = foreign_release().unwrap_or_default();
+    let inputs = [package, version, release].map(|word| word.as_bytes().to_vec());
+    let lists = availability::source_lists()?;
+    let directory = recipes::entry("unpacked-source", &name, &inputs, |tree| {
+        let mut apt = release::command("apt-get")?;
+        apt.args(&lists).args(["source", "-qq", "--only-source", &format!("{package}={version}")]);
+        run(apt.current_dir(tree)).map(drop).map_err(Unavailable::from)
+    })?;
+    let entries = std::fs::read_dir(&directory).map_err(|e| format!("list {}: {e}", directory.display()))?;
+    let tree = entries.flatten().map(|entry| entry.path()).find(|path| path.is_dir());
+    tree.ok_or_else(|| format!("the source of {package} has no directory").into())
+}
+
 /// Returns the reason that the archive serves too few versions of a package of which two are needed.
 pub fn too_few(package: &str, served: &[String]) -> Unavailable {
     let why = format!("the archive serves one version of {package} that would do: {}", served.join(", "));

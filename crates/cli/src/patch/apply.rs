@@ -1,10 +1,13 @@
 //! `stillpoint patch apply`: puts patches into running processes.
 
 use super::processes::{Files, MigrationOptions, Processes, duration, observer};
+use super::sweep::{Kind, Sweep};
 use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
-use stillpoint_patch_engine::{Options, Outcome, apply};
+use stillpoint_patch_engine::{Error, Observer, Options, Outcome, apply};
+use stillpoint_patch_format::Signed;
+use stillpoint_patch_tracee::Pid;
 
 /// Arguments of `stillpoint patch apply`.
 #[derive(clap::Args)]
@@ -30,6 +33,7 @@ pub(crate) struct Args {
 
 /// Runs `stillpoint patch apply`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    args.processes.refuse_two_selections()?;
     for (signed, signer) in args.files.read()? {
         let options = Options {
             timeout: args.timeout,
@@ -38,34 +42,57 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             signer,
             ..args.migration.options()
         };
-        let name = &signed.patch.name;
-        args.processes.wave(&args.pace, output, |pid| {
-            Ok(match apply(pid, &signed, &options, &mut observer(output))? {
-                Outcome::Committed { transition, threads, duration_ns, .. } => {
-                    output.line(format_args!(
-                        "{name}: applied to process {pid}, generation {transition}, {threads} threads in {:.1} ms",
-                        duration_ns as f64 / 1e6
-                    ));
-                    Step::Done
-                }
-                Outcome::Rests { transition, threads, staying, .. } => {
-                    output.line(format_args!(
-                        "{name}: applied to process {pid}, generation {transition}, {threads} threads but {} that stay \
-                         with the old version; apply again when they have left",
-                        staying.len()
-                    ));
-                    Step::Done
-                }
-                Outcome::AlreadyThere(_) => {
-                    output.line(format_args!("{name}: already applied to process {pid}"));
-                    Step::Already
-                }
-                Outcome::DryRun(what) => {
-                    output.line(format_args!("{name}: would be applied to process {pid} ({what})"));
-                    Step::Already
-                }
-            })
-        })?;
+        let target = Some(&signed.patch.target);
+        match args.processes.search(target)? {
+            None => args
+                .processes
+                .wave(&args.pace, output, |pid| apply_to(pid, &signed, &options, output, &mut observer(output)))?,
+            Some(search) => Sweep {
+                subject: args.processes.subject(target),
+                participle: "patched",
+                needs_one: true,
+                kind: if args.dry_run { Kind::Check } else { Kind::Change },
+                find: &|| search.run(),
+            }
+            .run(&args.pace, output, |found, events| {
+                apply_to(found.pid, &signed, &options, output, &mut |event| events.push(event))
+            })?,
+        }
     }
     Ok(())
+}
+
+fn apply_to(
+    pid: Pid,
+    signed: &Signed,
+    options: &Options,
+    output: &Output,
+    observer: Observer<'_>,
+) -> Result<Step, Error> {
+    let name = &signed.patch.name;
+    Ok(match apply(pid, signed, options, observer)? {
+        Outcome::Committed { transition, threads, duration_ns, .. } => {
+            output.line(format_args!(
+                "{name}: applied to process {pid}, generation {transition}, {threads} threads in {:.1} ms",
+                duration_ns as f64 / 1e6
+            ));
+            Step::Done
+        }
+        Outcome::Rests { transition, threads, staying, .. } => {
+            output.line(format_args!(
+                "{name}: applied to process {pid}, generation {transition}, {threads} threads but {} that stay with the \
+                 old version; apply again when they have left",
+                staying.len()
+            ));
+            Step::Done
+        }
+        Outcome::AlreadyThere(_) => {
+            output.line(format_args!("{name}: already applied to process {pid}"));
+            Step::Already
+        }
+        Outcome::DryRun(what) => {
+            output.line(format_args!("{name}: would be applied to process {pid} ({what})"));
+            Step::Possible
+        }
+    })
 }

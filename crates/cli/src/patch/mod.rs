@@ -17,6 +17,7 @@ mod processes;
 mod refresh;
 mod revert;
 mod status;
+mod sweep;
 mod target;
 mod wave;
 

@@ -8,38 +8,57 @@ use std::time::Duration;
 use stillpoint_events::Event;
 use stillpoint_host::systemd::ControlGroup;
 use stillpoint_patch_catalog::{PatchFile, Policy};
+use stillpoint_patch_engine::fleet::{MappedFile, Search};
 use stillpoint_patch_engine::{self as engine, Options, Quiescence, ServiceState, ThreadView};
-use stillpoint_patch_format::Signed;
+use stillpoint_patch_format::{Signed, Target};
 use stillpoint_patch_tracee::Pid;
 
 /// Selection of processes.
 #[derive(clap::Args)]
-#[group(required = true, multiple = false)]
+#[group(skip)]
 pub(crate) struct Processes {
-    /// Number of a process; may be given several times.
-    #[arg(long, value_name = "N", value_delimiter = ',')]
-    pid: Vec<i32>,
-    /// All processes of this executable, parents before children, including those that start during the operation.
-    #[arg(long, value_name = "PATH")]
-    exe: Option<PathBuf>,
-    /// All processes of this systemd service, which must be active.
-    #[arg(long, value_name = "NAME")]
-    unit: Option<String>,
+    #[command(flatten)]
+    selected: SelectedProcesses,
+    /// With --library or --all: include processes in containers, which are left out otherwise.
+    #[arg(long)]
+    containers: bool,
     /// The service's control group, asked for once.
     #[arg(skip)]
     group: OnceLock<ControlGroup>,
 }
 
+/// Options of which one selects the processes.
+#[derive(clap::Args)]
+#[group(required = true, multiple = true)]
+struct SelectedProcesses {
+    /// Number of a process; may be given several times.
+    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with_all = ["exe", "unit", "library"])]
+    pid: Vec<i32>,
+    /// All processes of this executable, parents before children, including those that start during the operation.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["unit", "library"])]
+    exe: Option<PathBuf>,
+    /// All processes of this systemd service, which must be active.
+    #[arg(long, value_name = "NAME", conflicts_with = "library")]
+    unit: Option<String>,
+    /// All processes of this machine that map this file, even if it was deleted or replaced: a path, or a name without a slash for
+    /// files of that name in every directory.
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    /// All processes of this machine that map the build of the file that the patch is for.
+    #[arg(long)]
+    all: bool,
+}
+
 impl Processes {
     /// Returns the processes at this moment.
     fn now(&self) -> Result<Vec<Pid>, Failure> {
-        if let Some(path) = &self.exe {
+        if let Some(path) = &self.selected.exe {
             return engine::fleet::of_executable(path).map_err(failure);
         }
-        if let Some(unit) = &self.unit {
+        if let Some(unit) = &self.selected.unit {
             return self.group(unit).and_then(engine::fleet::of_service).map_err(failure);
         }
-        Ok(self.pid.iter().copied().map(Pid).collect())
+        Ok(self.selected.pid.iter().copied().map(Pid).collect())
     }
 
     fn group(&self, unit: &str) -> Result<&ControlGroup, engine::Error> {
@@ -51,7 +70,7 @@ impl Processes {
     }
 
     fn describe(&self) -> String {
-        match (&self.exe, &self.unit) {
+        match (&self.selected.exe, &self.selected.unit) {
             (Some(path), _) => format!("executable {}", path.display()),
             (_, Some(unit)) => format!("unit {unit}"),
             _ => "those".to_owned(),
@@ -76,9 +95,52 @@ impl Processes {
         Ok(())
     }
 
+    /// Returns true if `--all` was given.
+    pub(super) fn is_all(&self) -> bool {
+        self.selected.all
+    }
+
+    /// Returns true if no option but `--all` selects processes.
+    pub(super) fn is_only_all(&self) -> bool {
+        let SelectedProcesses { pid, exe, unit, library, all } = &self.selected;
+        *all && pid.is_empty() && exe.is_none() && unit.is_none() && library.is_none()
+    }
+
+    /// Refuses `--all` beside another selection of processes.
+    pub(super) fn refuse_two_selections(&self) -> Result<(), Failure> {
+        let SelectedProcesses { pid, exe, unit, all, .. } = &self.selected;
+        if *all && (!pid.is_empty() || exe.is_some() || unit.is_some()) {
+            return Err(Failure::usage("--all selects processes, and so does another option"));
+        }
+        Ok(())
+    }
+
+    /// Returns the search of the whole machine, if one is requested; for the target of a patch, or for every build of the file.
+    pub(super) fn search(&self, target: Option<&Target>) -> Result<Option<Search>, Failure> {
+        let file = match &self.selected.library {
+            Some(path) => MappedFile::parse(path).map_err(failure)?,
+            None if self.is_only_all() => MappedFile::OfPatch,
+            None if self.containers => {
+                return Err(Failure::usage("--containers belongs to --library or --all"));
+            }
+            None => return Ok(None),
+        };
+        Ok(Some(Search::new(file, target, self.containers)))
+    }
+
+    /// Describes the file that the search is for.
+    pub(super) fn subject(&self, target: Option<&Target>) -> String {
+        match (&self.selected.library, target) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(target)) if target.build_id.0.is_empty() => target.file_name.clone(),
+            (None, Some(target)) => format!("{} (build-id {})", target.file_name, target.build_id),
+            (None, None) => "a patched file".to_owned(),
+        }
+    }
+
     /// Returns true if each was given by its number.
     pub(super) fn given_by_number(&self) -> bool {
-        self.exe.is_none() && self.unit.is_none()
+        self.selected.exe.is_none() && self.selected.unit.is_none()
     }
 
     /// Returns processes that are not in `seen`; `None` if there are none.
@@ -86,7 +148,7 @@ impl Processes {
         let new: Vec<Pid> = self.now()?.into_iter().filter(|pid| seen.insert(*pid)).collect();
         if seen.is_empty() {
             let error = anyhow::anyhow!("no process of {} runs", self.describe());
-            let hint = match (&self.exe, &self.unit) {
+            let hint = match (&self.selected.exe, &self.selected.unit) {
                 (Some(path), _) => {
                     let name = path.file_name().unwrap_or_default().to_string_lossy();
                     format!(

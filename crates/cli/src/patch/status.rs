@@ -1,26 +1,51 @@
 //! `stillpoint patch status`: patches of a process, verified against its memory.
 
 use super::processes::Processes;
+use super::sweep::{Kind, Sweep};
+use super::wave::{Pace, Step};
 use crate::output::{Exit, Failure, Output};
+use std::sync::{Mutex, PoisonError};
 use stillpoint_patch_engine::{Status, status};
 
 /// Arguments of `stillpoint patch status`.
 #[derive(clap::Args)]
+#[command(mut_arg("all", |arg| arg.help(ALL_HELP)))]
 pub(crate) struct Args {
     #[command(flatten)]
     processes: Processes,
 }
 
+/// Help of `--all`, which needs no patch here.
+const ALL_HELP: &str = "All processes of this machine that carry patches";
+
 /// Runs `stillpoint patch status`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    let mut damaged = Vec::new();
-    args.processes.each(|pid| {
+    args.processes.refuse_two_selections()?;
+    let damaged = Mutex::new(Vec::new());
+    let show = |pid| {
         let status = status(pid)?;
         output.result("status", &status);
         print(&status, output);
-        damaged.extend(status.entries.iter().filter(|e| !e.verified).map(|e| (pid, e.function.clone())));
+        let entries = status.entries.iter().filter(|e| !e.verified).map(|e| (pid, e.function.clone()));
+        damaged.lock().unwrap_or_else(PoisonError::into_inner).extend(entries);
         Ok(())
-    })?;
+    };
+    let shown = match args.processes.search(None)? {
+        None => args.processes.each(show),
+        Some(search) => {
+            let all = args.processes.is_only_all();
+            Sweep {
+                subject: args.processes.subject(None),
+                participle: "shown",
+                needs_one: !all,
+                kind: Kind::Show,
+                find: &|| if all { search.patched(None) } else { search.run() },
+            }
+            .run(&Pace::single(), output, |found, _| show(found.pid).map(|()| Step::Done))
+        }
+    };
+    let damaged = damaged.into_inner().unwrap_or_else(PoisonError::into_inner);
+    shown?;
     match damaged.first() {
         None => Ok(()),
         Some((pid, function)) => Err(Failure {

@@ -1,8 +1,8 @@
 //! Operation on all processes of a service: their order, the number at a time, and the overall result.
 
-use super::processes::{Processes, ended, failure, with_pid};
+use super::processes::{Processes, duration, ended, failure, with_pid};
 use crate::output::{Exit, Failure, Output};
-use serde_json::json;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,15 +12,41 @@ use stillpoint_patch_tracee::Pid;
 /// Number of processes at a time.
 #[derive(clap::Args)]
 pub(crate) struct Pace {
-    /// Number of processes to work on at the same time [default: one for every two processors].
+    /// Number of processes to work on at the same time [default: one for every two processors; with --library or --all one for each].
     #[arg(long, value_name = "N")]
     at_once: Option<std::num::NonZeroUsize>,
+    /// Time between one wave of that many processes and the next [default: none].
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pause: Option<Duration>,
 }
 
 impl Pace {
+    /// Returns the pace of one process after another.
+    pub(super) fn single() -> Pace {
+        Pace { at_once: Some(std::num::NonZeroUsize::MIN), pause: None }
+    }
+
+    /// Returns the number of threads for a sweep of the machine. Most of the time of each process passes while its tracer gives way to other
+    /// programs, so several take no longer than one; and no service has all of these processes.
+    pub(super) fn sweep_workers(&self) -> usize {
+        self.at_once.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n.get())
+    }
+
+    /// Returns the number of processes after which there is a pause, out of `count`.
+    pub(super) fn wave_len(&self, workers: usize, count: usize) -> usize {
+        if self.pause.is_some() { workers } else { count }
+    }
+
+    /// Waits before every wave but the first.
+    pub(super) fn pause(&self, wave: usize) {
+        if let Some(pause) = self.pause.filter(|_| wave > 0) {
+            std::thread::sleep(pause);
+        }
+    }
+
     /// Returns the number of threads. Half of the processors stay with the service: a thread that traces has priority over all others while
     /// it keeps a thread stopped.
-    fn workers(&self) -> usize {
+    pub(super) fn workers(&self) -> usize {
         let half = || std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
         self.at_once.map_or_else(half, |n| n.get())
     }
@@ -45,9 +71,16 @@ impl Processes {
         {
             let before = wave.done;
             for generation in generations(new) {
-                let results = parallel(pace.workers(), &generation, &work);
-                for (pid, result) in generation.into_iter().zip(results) {
-                    wave.take(pid, result);
+                let len = pace.wave_len(pace.workers(), generation.len()).max(1);
+                for (number, part) in generation.chunks(len).enumerate() {
+                    pace.pause(number);
+                    let results = parallel(pace.workers(), part, &work);
+                    for (pid, result) in part.iter().zip(results) {
+                        wave.take(*pid, result);
+                    }
+                    if wave.touched() == 0 && !wave.failures.is_empty() {
+                        break;
+                    }
                 }
                 if wave.touched() == 0 && !wave.failures.is_empty() {
                     break 'all;
@@ -70,6 +103,8 @@ pub(crate) enum Step {
     Done,
     /// The process had the requested state already, or there was nothing to do.
     Already,
+    /// The process would be changed, if this were no dry run.
+    Possible,
 }
 
 /// Results for all processes.
@@ -78,10 +113,22 @@ struct Wave {
     named: bool,
     done: usize,
     already: usize,
+    possible: usize,
     ended: usize,
     /// Processes that do not map the library of the patch.
     without: Vec<(Pid, engine::Error)>,
     failures: Vec<(Pid, engine::Error)>,
+}
+
+#[derive(Serialize)]
+struct WaveLine {
+    done: usize,
+    already: usize,
+    possible: usize,
+    ended: usize,
+    without: usize,
+    failed: usize,
+    duration_us: u64,
 }
 
 impl Wave {
@@ -89,6 +136,7 @@ impl Wave {
         match result {
             Ok(Step::Done) => self.done += 1,
             Ok(Step::Already) => self.already += 1,
+            Ok(Step::Possible) => self.possible += 1,
             Err(error) if !self.named && ended(&error) => self.ended += 1,
             Err(error @ engine::Error::NoModule { .. }) if !self.named => self.without.push((pid, error)),
             Err(error) => self.failures.push((pid, error)),
@@ -96,7 +144,7 @@ impl Wave {
     }
 
     fn touched(&self) -> usize {
-        self.done + self.already
+        self.done + self.already + self.possible
     }
 
     fn finish(mut self, duration: Duration, output: &Output) -> Result<(), Failure> {
@@ -109,10 +157,15 @@ impl Wave {
         }
         output.result(
             "wave",
-            &json!({
-                "done": self.done, "already": self.already, "ended": self.ended, "without": self.without.len(),
-                "failed": self.failures.len(), "duration_us": duration.as_micros() as u64,
-            }),
+            &WaveLine {
+                done: self.done,
+                already: self.already,
+                possible: self.possible,
+                ended: self.ended,
+                without: self.without.len(),
+                failed: self.failures.len(),
+                duration_us: duration.as_micros() as u64,
+            },
         );
         output.line(format_args!("{} in {:.0} ms", self.describe(), duration.as_secs_f64() * 1e3));
         if !self.without.is_empty() {
@@ -144,6 +197,7 @@ impl Wave {
         let counts = [
             (self.done, "processes done"),
             (self.already, "had it already"),
+            (self.possible, "would be done"),
             (self.without.len(), "do not map the library"),
             (self.ended, "ended during the operation"),
             (self.failures.len(), "failed"),
@@ -154,7 +208,7 @@ impl Wave {
 }
 
 /// Rank of a failure; the highest one of several is reported.
-fn severity(error: &engine::Error) -> u8 {
+pub(super) fn severity(error: &engine::Error) -> u8 {
     match error.service_state() {
         ServiceState::Unfinished => 2,
         ServiceState::RolledBack => 1,
@@ -167,7 +221,7 @@ fn generations(pids: Vec<Pid>) -> Vec<Vec<Pid>> {
     by_parent(pids, engine::fleet::parent)
 }
 
-fn by_parent(pids: Vec<Pid>, parent: impl Fn(Pid) -> Option<Pid>) -> Vec<Vec<Pid>> {
+pub(super) fn by_parent(pids: Vec<Pid>, parent: impl Fn(Pid) -> Option<Pid>) -> Vec<Vec<Pid>> {
     let mut depths: BTreeMap<Pid, usize> = BTreeMap::new();
     let mut generations: Vec<Vec<Pid>> = Vec::new();
     for pid in pids {
@@ -183,7 +237,7 @@ fn by_parent(pids: Vec<Pid>, parent: impl Fn(Pid) -> Option<Pid>) -> Vec<Vec<Pid
 }
 
 /// Runs `work` on every item, `workers` at a time; results are in the order of the items.
-fn parallel<T: Copy + Sync, R: Send>(workers: usize, items: &[T], work: impl Fn(T) -> R + Sync) -> Vec<R> {
+pub(super) fn parallel<T: Copy + Sync, R: Send>(workers: usize, items: &[T], work: impl Fn(T) -> R + Sync) -> Vec<R> {
     if workers < 2 || items.len() < 2 {
         return items.iter().map(|item| work(*item)).collect();
     }

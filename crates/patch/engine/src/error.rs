@@ -33,6 +33,27 @@ pub enum Error {
     /// A test requested the failure.
     #[error(transparent)]
     Fault(#[from] stillpoint_operation::Fault),
+    /// The process is frozen: no thread of it can be stopped at a known place, nor run for us.
+    #[error("process {pid} is frozen by control group {group}")]
+    Frozen {
+        /// The process.
+        pid: Pid,
+        /// The group.
+        group: String,
+    },
+    /// The process traces this command, or a process that waits for it: to stop it would stop this command.
+    #[error("process {0} traces this command, or a process that has started it")]
+    OwnTracer(Pid),
+    /// The process maps the file of the patch more than once.
+    #[error("process {pid} maps {count} copies of {file}, and only one can be patched")]
+    ManyCopies {
+        /// The process.
+        pid: Pid,
+        /// Number of copies.
+        count: usize,
+        /// File name in the patch.
+        file: Box<str>,
+    },
     /// The ledger cannot be used.
     #[error("the ledger of the target cannot be used")]
     Ledger(#[from] LedgerError),
@@ -403,6 +424,10 @@ impl Error {
             Error::Host(host::Error::Untrusted { .. }) => {
                 "a directory that only you and root can change, below your home or /run"
             }
+            Error::Frozen { group, .. } => {
+                return Some(format!("the same command when control group {group} is thawed"));
+            }
+            Error::OwnTracer(_) => "the same command outside of that debugger",
             Error::NoModule { pid, library, .. } => {
                 let running = library.as_ref().map_or("exe".to_owned(), |path| format!("root{path}"));
                 return Some(format!(
@@ -433,6 +458,7 @@ impl Error {
             | Error::Invisible { .. }
             | Error::NoRoom { .. }
             | Error::NoWord(_)
+            | Error::ManyCopies { .. }
             | Error::NotConstant { .. } => {
                 "upgrade the package and restart the service: this process cannot get the patch"
             }

@@ -4,6 +4,7 @@
 use crate::Error;
 use crate::ledger::Span;
 use object::elf;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process, Segment, segments};
@@ -13,6 +14,8 @@ const TABLE_MAX: u64 = 64 << 20;
 /// Limit of program headers of a module.
 const HEADERS_MAX: usize = 256;
 const CHAIN_MAX: u32 = 1 << 16;
+/// Limit of the name of a symbol in bytes.
+const NAME_MAX: usize = 4096;
 
 /// A thread-local segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +44,57 @@ pub(crate) struct Dynamic<'a> {
     memory: &'a Memory,
     bias: u64,
     tags: BTreeMap<u64, u64>,
+    hash_table: OnceCell<Option<HashTable<'a>>>,
+}
+
+/// Table by which the loader finds a symbol of a module. Most names that are searched for are defined by none of many modules: the filter and
+/// the buckets of a module are read once for all names.
+struct HashTable<'a> {
+    bloom_words: u32,
+    bloom_shift: u32,
+    buckets: u32,
+    first_symbol: u32,
+    /// The filter, then the buckets.
+    words: Section<'a>,
+    chains: Avma,
+}
+
+impl<'a> HashTable<'a> {
+    const HEADER_LEN: u64 = 16;
+
+    fn read(memory: &'a Memory, at: Avma) -> Option<Self> {
+        let header = memory.read_vec(at, Self::HEADER_LEN as usize).ok()?;
+        let (buckets, bloom_words) = (u32_of(&header, 0), u32_of(&header, 8));
+        let len = u64::from(bloom_words) * 8 + u64::from(buckets) * 4;
+        if buckets == 0 || len > TABLE_MAX {
+            return None;
+        }
+        let words = Avma(at.0.wrapping_add(Self::HEADER_LEN));
+        Some(HashTable {
+            bloom_words,
+            bloom_shift: u32_of(&header, 12),
+            buckets,
+            first_symbol: u32_of(&header, 4),
+            words: section(memory, Span::new(words, len)),
+            chains: Avma(words.0.wrapping_add(len)),
+        })
+    }
+
+    /// Returns false if no symbol has this hash.
+    fn may_have(&self, hash: u32) -> bool {
+        let bit_of = |bit: u32| {
+            let word = hash / 64 % self.bloom_words;
+            let half = self.words.word((word * 8 + bit % 64 / 32 * 4) as usize);
+            half.is_none_or(|half| half >> (bit % 32) & 1 != 0)
+        };
+        self.bloom_words == 0 || bit_of(hash) && bit_of(hash.checked_shr(self.bloom_shift).unwrap_or(0))
+    }
+
+    /// Returns the first symbol of the bucket of a hash.
+    fn bucket(&self, hash: u32) -> Option<u32> {
+        let start = self.words.word(self.bloom_words as usize * 8 + (hash % self.buckets) as usize * 4)?;
+        (start >= self.first_symbol).then_some(start)
+    }
 }
 
 fn u16_of(bytes: &[u8], at: usize) -> u16 {
@@ -124,7 +178,7 @@ impl<'a> Dynamic<'a> {
         let len = memory.read_some(at, &mut bytes);
         let entries = bytes[..len].chunks_exact(16).map(|e| (u64_of(e, 0), u64_of(e, 8)));
         let tags = entries.take_while(|(tag, _)| *tag != 0).collect();
-        Ok(Some(Dynamic { memory, bias: module.bias, tags }))
+        Ok(Some(Dynamic { memory, bias: module.bias, tags, hash_table: OnceCell::new() }))
     }
 
     fn value(&self, tag: elf::DynamicTag) -> Option<u64> {
@@ -139,7 +193,7 @@ impl<'a> Dynamic<'a> {
 
     fn string(&self, offset: u64) -> Option<Vec<u8>> {
         let at = self.address(elf::DT_STRTAB)?;
-        self.memory.read_c_string(Avma(at.0.wrapping_add(offset)), 4096).ok()
+        self.memory.read_c_string(Avma(at.0.wrapping_add(offset)), NAME_MAX).ok()
     }
 
     fn symbol(&self, index: u32) -> Option<Vec<u8>> {
@@ -149,21 +203,16 @@ impl<'a> Dynamic<'a> {
 
     /// Returns a symbol that this module defines, of this version; without a version the default one.
     pub(crate) fn find(&self, name: &str, version: Option<&str>) -> Option<Found> {
-        let table = self.address(elf::DT_GNU_HASH)?;
-        let header = self.memory.read_vec(table, 16).ok()?;
-        let (buckets, first, bloom) = (u32_of(&header, 0), u32_of(&header, 4), u32_of(&header, 8));
-        if buckets == 0 {
-            return None;
-        }
+        let table = || HashTable::read(self.memory, self.address(elf::DT_GNU_HASH)?);
+        let table = self.hash_table.get_or_init(table).as_ref()?;
         let hash = elf::gnu_hash(name.as_bytes());
-        let bucket_at = table.0 + 16 + u64::from(bloom) * 8;
-        let chain_at = bucket_at + u64::from(buckets) * 4;
-        let start = u32_of(&self.memory.read_vec(Avma(bucket_at + u64::from(hash % buckets) * 4), 4).ok()?, 0);
-        if start < first {
+        if !table.may_have(hash) {
             return None;
         }
+        let start = table.bucket(hash)?;
         for index in start..start.saturating_add(CHAIN_MAX) {
-            let entry = self.memory.read_vec(Avma(chain_at + u64::from(index - first) * 4), 4).ok()?;
+            let entry = table.chains.0.wrapping_add(u64::from(index - table.first_symbol) * 4);
+            let entry = self.memory.read_vec(Avma(entry), 4).ok()?;
             let entry = u32_of(&entry, 0);
             if entry | 1 == hash | 1
                 && let Some(found) = self.matches(index, name, version)
@@ -228,7 +277,10 @@ impl<'a> Dynamic<'a> {
         let (Some(last), Some(at)) = (last, self.address(elf::DT_SYMTAB)) else { return Vec::new() };
         // imported symbols are at the beginning of the module's table; names are located throughout it
         let symbols = section(self.memory, Span::new(at, (u64::from(last) + 1) * 24));
-        let name = |symbol: u32| self.string(u64::from(symbols.word(symbol as usize * 24)?));
+        let len = self.value(elf::DT_STRSZ).unwrap_or(0).min(TABLE_MAX);
+        let Some(strings) = self.address(elf::DT_STRTAB) else { return Vec::new() };
+        let strings = section(self.memory, Span::new(strings, len));
+        let name = |symbol: u32| strings.c_string(symbols.word(symbol as usize * 24)? as usize, NAME_MAX);
         let named = slots.into_iter().filter_map(|(slot, symbol)| Some((slot, name(symbol)?)));
         named.filter(|(_, name)| wanted(name)).collect()
     }

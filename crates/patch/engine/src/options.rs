@@ -5,7 +5,7 @@ use crate::points::Name;
 use std::fmt;
 use std::time::Duration;
 use stillpoint_operation::Faults;
-use stillpoint_patch_format::Scope;
+use stillpoint_patch_format::{BuildId, Scope};
 use stillpoint_patch_tracee::Process;
 
 /// Shortest time limit for moving threads back.
@@ -157,8 +157,12 @@ pub enum Outcome {
 pub enum PatchSelection {
     /// The newest active patch.
     Newest,
-    /// The patch of this name; it must be the newest.
+    /// The newest active patch of the module with this build-id.
+    NewestOf(BuildId),
+    /// The patch of this name; it must be the newest of its module.
     Named(String),
     /// All active patches.
     All,
+    /// All active patches of the module with this build-id.
+    AllOf(BuildId),
 }

@@ -8,7 +8,7 @@ use crate::ledger::store::{self, Store};
 use crate::ledger::{Record, Transition, View};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::JUMP_LEN;
-use stillpoint_patch_tracee::{Mapping, Module, Pid, Process};
+use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Stat, Status, frozen_group};
 
 /// A process in its state before an operation changes it.
 pub(crate) struct Target {
@@ -21,7 +21,11 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn open(pid: Pid) -> Result<Self, Error> {
+        refuse_own_tracer(pid)?;
         let process = Process::open(pid)?;
+        if let Some(group) = frozen_group(pid) {
+            return Err(Error::Frozen { pid, group });
+        }
         Target::inspect(process.clone()).map_err(|error| ended_or(&process, error))
     }
 
@@ -84,6 +88,24 @@ impl Target {
         }
         Ok(())
     }
+}
+
+/// Limit of the processes that are walked from this one to the first.
+const ANCESTORS_MAX: usize = 256;
+
+/// Refuses the tracer of this process or of one of its ancestors: this process would wait for the tracer, and the tracer for this process.
+fn refuse_own_tracer(pid: Pid) -> Result<(), Error> {
+    let mut at = Pid(std::process::id() as i32);
+    for _ in 0..ANCESTORS_MAX {
+        if Status::of(at).is_some_and(|status| status.tracer == pid) {
+            return Err(Error::OwnTracer(pid));
+        }
+        match Stat::of(at) {
+            Some(stat) if stat.parent.0 > 0 => at = stat.parent,
+            _ => break,
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a process that is unsuitable for every patch.

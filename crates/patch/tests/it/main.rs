@@ -22,6 +22,7 @@ mod exec_helper;
 mod gdb;
 mod kernel_live;
 mod library_live;
+mod library_sweep;
 mod live;
 mod mariadb_counts;
 mod mariadb_live;

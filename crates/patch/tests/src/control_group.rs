@@ -42,6 +42,11 @@ impl ControlGroup {
         folder.is_dir()
     }
 
+    /// Returns its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// A command that runs a program in it; the program dies with the calling thread.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = bound_command(Path::new("sh"));

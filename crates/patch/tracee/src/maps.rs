@@ -1,5 +1,8 @@
 //! Parser of `/proc/PID/maps`.
 
+use crate::{Pid, Stat};
+use std::io;
+use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 
 /// One line of `maps`.
@@ -44,6 +47,30 @@ impl Mapping {
     pub fn is_empty(&self) -> bool {
         self.end == self.start
     }
+}
+
+/// Reads the mappings of a process that is not opened; none for a kernel thread, and for a process that has ended.
+///
+/// # Errors
+/// The kernel denies the list, or it has an unknown form.
+pub fn mappings_of(pid: Pid) -> io::Result<Vec<Mapping>> {
+    let read = |path: String| match kernel_files::bytes(path) {
+        Ok(bytes) => parse(&String::from_utf8_lossy(&bytes)).map_err(io::Error::other),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    };
+    let mappings = read(format!("/proc/{pid}/maps"))?;
+    if !mappings.is_empty() || Stat::of(pid).is_none_or(|stat| stat.threads < 2) {
+        return Ok(mappings);
+    }
+    // the leader has ended, and other threads continue
+    for task in kernel_files::names(format!("/proc/{pid}/task")) {
+        let mappings = read(format!("/proc/{pid}/task/{}/maps", task.to_string_lossy()))?;
+        if !mappings.is_empty() {
+            return Ok(mappings);
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Parses the whole file; returns the first bad line as the error.
@@ -111,6 +138,15 @@ mod tests {
         assert_eq!(maps[2].path, None);
         assert!(maps[2].execute && maps[2].shared);
         assert_eq!((maps[2].offset, maps[2].len()), (0x2a000, 0x21000));
+    }
+
+    #[test]
+    fn reads_a_process_that_is_not_opened() {
+        let own = mappings_of(Pid(std::process::id() as i32)).unwrap();
+        let here = reads_a_process_that_is_not_opened as fn() as usize as u64;
+        assert!(own.iter().any(|mapping| mapping.execute && mapping.contains(Avma(here))));
+        assert_eq!(mappings_of(Pid(i32::MAX)).unwrap(), []);
+        assert_eq!(mappings_of(Pid(2)).unwrap_or_default(), [], "a kernel thread, or no process");
     }
 
     #[test]

@@ -182,10 +182,36 @@ fn segments_of(memory: &Memory, at: Avma, head: &[u8; 64]) -> Result<Vec<Segment
     Ok(table.chunks_exact(PHDR_LEN).map(segment).collect())
 }
 
+/// Limit of the notes of a file in bytes. Real notes have some hundred; a hostile header may request gigabytes.
+const NOTES_MAX: u64 = 64 << 10;
+
 fn build_id(memory: &Memory, at: u64, len: u64) -> Option<BuildId> {
-    // Real notes have some hundred bytes; the limit prevents that a hostile header requests gigabytes.
-    let notes = memory.read_vec(Avma(at), len.min(64 << 10) as usize).ok()?;
-    let mut rest = &notes[..];
+    build_id_among(&memory.read_vec(Avma(at), len.min(NOTES_MAX) as usize).ok()?)
+}
+
+/// Reads the build-id of an ELF file, `None` if it has none.
+///
+/// # Errors
+/// The kind of the file, if it is not an ELF file for x86-64.
+pub fn build_id_of(file: &File) -> Result<Option<BuildId>, String> {
+    let mut head = [0; 64];
+    let len = file.read_at(&mut head, 0).unwrap_or(0);
+    if let Class::Other(kind) = classify(&head[..len]) {
+        return Err(kind);
+    }
+    let (offset, count) = program_header_table(&head);
+    let mut table = vec![0; count * PHDR_LEN];
+    let len = file.read_at(&mut table, offset).unwrap_or(0);
+    let notes = table[..len].chunks_exact(PHDR_LEN).filter(|header| u32_at(header, 0) == PT_NOTE);
+    Ok(notes.map(|header| (u64_at(header, 8), u64_at(header, 32))).find_map(|(at, len)| {
+        let mut notes = vec![0; len.min(NOTES_MAX) as usize];
+        let len = file.read_at(&mut notes, at).ok()?;
+        build_id_among(&notes[..len])
+    }))
+}
+
+fn build_id_among(notes: &[u8]) -> Option<BuildId> {
+    let mut rest = notes;
     while rest.len() >= 12 {
         let (name_len, desc_len) = (u32_at(rest, 0) as usize, u32_at(rest, 4) as usize);
         let desc = 12usize.checked_add(name_len.checked_next_multiple_of(4)?)?;
@@ -270,5 +296,19 @@ mod tests {
         head[18] = 3;
         assert!(matches!(classify(&head), Class::Other(what) if what == "a 32-bit x86 program"));
         assert!(matches!(classify(b"#!/bin/sh"), Class::Other(_)));
+    }
+
+    #[test]
+    fn build_id_of_a_file_is_that_of_the_mapped_one() {
+        let own = std::fs::File::open("/proc/self/exe").unwrap();
+        let in_file = build_id_of(&own).unwrap();
+        let pid = crate::Pid(std::process::id() as i32);
+        let mappings = crate::mappings_of(pid).unwrap();
+        let memory = Memory::new(pid, std::fs::File::open("/proc/self/mem").unwrap());
+        let inode = std::os::unix::fs::MetadataExt::ino(&own.metadata().unwrap());
+        let module = find(&mappings, &memory, inode, None).into_iter().find(|m| m.executable).unwrap();
+        assert_eq!(in_file, module.build_id);
+        assert!(in_file.is_some_and(|id| id.0.len() >= 8));
+        assert!(build_id_of(&std::fs::File::open("/proc/self/maps").unwrap()).is_err());
     }
 }

@@ -99,7 +99,8 @@ impl Stat {
         Some(Stat { state, parent, flags, cpu_ticks: user.saturating_add(system), threads, start_time })
     }
 
-    pub(crate) fn kernel_thread(&self) -> bool {
+    /// Returns true for a thread of the kernel.
+    pub fn kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
 
@@ -140,6 +141,11 @@ pub struct Status {
 }
 
 impl Status {
+    /// Reads the file of a process; `None` if it has ended.
+    pub fn of(pid: Pid) -> Option<Status> {
+        Status::parse(&kernel_files::text(format!("/proc/{pid}/status")).ok()?)
+    }
+
     /// Returns `None` if a field that every kernel writes is missing.
     pub(crate) fn parse(text: &str) -> Option<Status> {
         let field =

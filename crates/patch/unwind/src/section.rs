@@ -65,6 +65,28 @@ impl<'r> Section<'r> {
         bytes[offset..offset + 4].try_into().ok().map(u32::from_le_bytes)
     }
 
+    /// Returns the bytes from an offset to the next zero, without it; `None` if they cannot be read, or if no zero comes within `limit`
+    /// bytes.
+    pub fn c_string(&self, offset: usize, limit: usize) -> Option<Vec<u8>> {
+        let mut text = Vec::new();
+        while text.len() < limit {
+            let start = offset.checked_add(text.len()).filter(|start| *start < self.len)?;
+            // no page more than needed
+            let left_in_page = PAGE - self.at.wrapping_add(start as u64) % PAGE;
+            let end = start.saturating_add(left_in_page as usize).min(self.len);
+            let bytes = self.with(start, end - start)?;
+            let rest = &bytes[start..end];
+            match rest.iter().position(|byte| *byte == 0) {
+                Some(len) => {
+                    text.extend(&rest[..len]);
+                    return (text.len() < limit).then_some(text);
+                }
+                None => text.extend(rest),
+            }
+        }
+        None
+    }
+
     fn copy(&self) -> MutexGuard<'_, SectionCopy> {
         let mut copy = self.copy.lock().unwrap_or_else(PoisonError::into_inner);
         if copy.bytes.is_empty() {
@@ -117,6 +139,23 @@ mod tests {
         assert_eq!(section.whole().len(), 0x3000);
         assert_eq!(taken(), [(0x3000, 0x1000)]);
         assert!(section.whole().iter().zip(0x1ff0_u64..).all(|(byte, address)| *byte == address as u8));
+    }
+
+    #[test]
+    fn strings_end_at_a_zero_within_the_limit() {
+        let bytes: Vec<u8> = (0..0x2100).map(|at| if at % 0x1010 == 5 { 0 } else { b'a' }).collect();
+        let read = |at: u64, buf: &mut [u8]| {
+            let from = (at - 0xff0) as usize;
+            buf.copy_from_slice(&bytes[from..from + buf.len()]);
+            buf.len()
+        };
+        let section = Section::new(0xff0, 0x2100, read);
+        let len = |offset: usize, limit: usize| section.c_string(offset, limit).map(|text| text.len());
+        assert_eq!((len(0, 100), len(5, 100), len(6, 0x2000)), (Some(5), Some(0), Some(0x100f)));
+        assert_eq!((len(6, 0x1010), len(6, 0x100f), len(0, 5)), (Some(0x100f), None, None));
+        assert_eq!((len(0x2026, 0x1000), len(0x2100, 10), len(usize::MAX, 10)), (None, None, None));
+        let at_the_end = Section::new(u64::MAX - 7, 0x1000, |_, buf| buf.len());
+        assert_eq!(at_the_end.c_string(0, 8), Some(Vec::new()));
     }
 
     #[test]

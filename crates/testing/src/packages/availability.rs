@@ -216,7 +216,8 @@ fn is_not_found(line: &str) -> bool {
 
 /// Returns options of apt for lists of sources, which the system's own lists need not name. The lists are kept in the
 /// cache, and fetched again after an hour.
-fn source_lists() -> Result<Vec<String>, String> {
+/// Returns options of apt for lists that name sources.
+pub(super) fn source_lists() -> Result<Vec<String>, String> {
     let dir = recipes::directory("lists", "sources")?;
     let parts = dir.join("parts");
     let option = |name: &str, path: &Path| ["-o".to_owned(), format!("{name}={}", path.display())];

@@ -27,7 +27,7 @@ use checks::{check_view, is_applied, run_checks};
 use phases::{PatchOperation, Request};
 use recovery::recover;
 use stillpoint_events::EventKind;
-use stillpoint_patch_format::Signed;
+use stillpoint_patch_format::{BuildId, Signed};
 use stillpoint_patch_tracee::{self as tracee, Pid};
 
 /// Applies `signed` to the process `pid`, as one transition.
@@ -163,21 +163,29 @@ pub fn revert(
 fn patches_to_revert(pid: Pid, view: &View, selection: &PatchSelection) -> Result<Vec<u32>, Error> {
     let top = *view.active.last().ok_or(Error::NothingActive(pid))?;
     let name = |n: u32| view.patch(n).map(|p| p.name.clone()).unwrap_or_default();
+    let module = |n: u32| view.patch(n).map(|p| (&p.build_id, p.bias));
+    let of_build = |n: &u32, id: &BuildId| view.patch(*n).is_some_and(|p| p.build_id == *id);
     match selection {
         PatchSelection::Newest => Ok(vec![top]),
-        PatchSelection::All => {
-            let module = view.patch(top).map(|p| (p.build_id.clone(), p.bias));
-            let same = |n: &u32| view.patch(*n).map(|p| (p.build_id.clone(), p.bias)) == module;
-            Ok(view.active.iter().copied().filter(same).collect())
+        PatchSelection::NewestOf(id) => {
+            let newest = view.active.iter().copied().rfind(|n| of_build(n, id));
+            Ok(vec![newest.ok_or(Error::NothingActive(pid))?])
+        }
+        PatchSelection::All => Ok(view.active.iter().copied().filter(|n| module(*n) == module(top)).collect()),
+        PatchSelection::AllOf(id) => {
+            let all: Vec<u32> = view.active.iter().copied().filter(|n| of_build(n, id)).collect();
+            if all.is_empty() { Err(Error::NothingActive(pid)) } else { Ok(all) }
         }
         PatchSelection::Named(wanted) => {
             let place = view.active.iter().position(|n| name(*n) == *wanted);
             let active = || view.active.iter().map(|n| name(*n)).collect();
             let place = place.ok_or_else(|| Error::NotActive { name: wanted.clone(), active: active() })?;
-            if place + 1 < view.active.len() {
-                return Err(Error::NotOnTop { below: wanted.clone(), above: name(top) });
+            let number = view.active[place];
+            // patches of different modules change nothing that the other needs
+            if let Some(above) = view.active[place + 1..].iter().rfind(|n| module(**n) == module(number)) {
+                return Err(Error::NotOnTop { below: wanted.clone(), above: name(*above) });
             }
-            Ok(vec![top])
+            Ok(vec![number])
         }
     }
 }

@@ -115,7 +115,13 @@ fn find_module(process: &Process, modules: &[Module], view: &View, patch: &Patch
             pid: process.pid(),
         });
     }
-    if let Some(index) = modules.iter().position(|m| m.build_id.as_ref() == Some(&target.build_id)) {
+    // a copy that is mapped to be read does not run
+    let runs = |m: &&Module| m.build_id.as_ref() == Some(&target.build_id) && m.mappings.iter().any(|m| m.execute);
+    let count = modules.iter().filter(runs).count();
+    if count > 1 {
+        return Err(Error::ManyCopies { pid: process.pid(), count, file: target.file_name.as_str().into() });
+    }
+    if let Some(index) = modules.iter().position(|m| runs(&m)) {
         return Ok(index);
     }
     let same_name = modules.iter().find(|m| base(&m.path) == target.file_name);

@@ -30,12 +30,19 @@ pub(crate) fn find_in(process: &Process, mappings: &[Mapping]) -> Result<Option<
     locate(process, mappings)?.map(|at| Store::open(process.memory(), at)).transpose()
 }
 
+fn may_hold_ledger(m: &Mapping) -> bool {
+    m.read && !m.write && !m.execute && !m.shared && m.inode == 0 && m.path.is_none() && m.len() >= CAPACITY
+}
+
+/// Returns false for the mappings of a process that certainly has no ledger.
+pub(crate) fn has_place_for_ledger(mappings: &[Mapping]) -> bool {
+    mappings.iter().any(may_hold_ledger)
+}
+
 /// Returns the address of the ledger.
 fn locate(process: &Process, mappings: &[Mapping]) -> Result<Option<Avma>, Error> {
     let memory = process.memory();
-    let candidates = mappings.iter().filter(|m| {
-        m.read && !m.write && !m.execute && !m.shared && m.inode == 0 && m.path.is_none() && m.len() >= CAPACITY
-    });
+    let candidates = mappings.iter().filter(|mapping| may_hold_ledger(mapping));
     let mut pages = Pagemap::of(process.pid());
     let (mut walked, mut searched) = (0, 0);
     let mut found = None;

@@ -8,6 +8,7 @@ mod alternatives;
 mod buildable;
 mod cost;
 mod latency;
+mod libraries;
 mod mariadb;
 mod migrate;
 mod modes;
@@ -41,6 +42,8 @@ struct Amount {
     /// Rounds of the comparisons of proxies, and of migrations.
     rounds: usize,
     round_seconds: u64,
+    /// Processes of a machine on which a library is patched.
+    processes: usize,
 }
 
 const FULL: Amount = Amount {
@@ -53,6 +56,7 @@ const FULL: Amount = Amount {
     fixes: &[],
     rounds: 5,
     round_seconds: 2,
+    processes: 300,
 };
 const SHORT: Amount = Amount {
     pairs: 5,
@@ -64,6 +68,7 @@ const SHORT: Amount = Amount {
     fixes: &[],
     rounds: 3,
     round_seconds: 2,
+    processes: 300,
 };
 /// The smallest amount, to check that a section works.
 const TINY: Amount = Amount {
@@ -76,6 +81,7 @@ const TINY: Amount = Amount {
     fixes: &["CVEs-1113", "CVE-2024-51741"],
     rounds: 1,
     round_seconds: 2,
+    processes: 60,
 };
 
 /// Request of the command line.
@@ -87,7 +93,7 @@ struct SectionRequest {
 }
 
 /// Sections of `make bench`, in order; only experiments request the others.
-const SECTIONS: [&str; 7] = ["cost", "threads", "series", "latency", "rivals", "sizes", "proxy"];
+const SECTIONS: [&str; 8] = ["cost", "threads", "series", "latency", "rivals", "sizes", "libraries", "proxy"];
 const EXPERIMENTS: [&str; 5] = ["patches", "operations", "tail", "buildable", "overhead"];
 
 fn main() -> ExitCode {
@@ -169,6 +175,14 @@ fn run(wish: &SectionRequest, command: &str) -> Result<String, String> {
     }
     let of_mariadb = mariadb::Amount { seconds: amount.seconds, runs: amount.runs };
     mariadb::run(&|name| wish.has(name), of_mariadb, &mut add)?;
+    if wish.has("libraries") {
+        let amount = libraries::Amount { processes: amount.processes, rounds: amount.runs.min(3) };
+        match libraries::libraries(&amount) {
+            Ok(section) => add(section)?,
+            Err(why) if wish.sections.len() > 1 => println!("libraries are left out: {why}"),
+            Err(why) => return Err(why),
+        }
+    }
     if wish.has("proxy") {
         add(proxy::proxy(amount.rounds, amount.round_seconds)?)?;
     }

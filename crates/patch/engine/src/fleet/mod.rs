@@ -1,12 +1,18 @@
-//! Selection of processes: all of an executable, all of a service, all that carry patches.
+//! Selection of processes: all of an executable, all of a service, all that map a file, all that carry patches.
+
+mod container;
+mod machine;
 
 use crate::Error;
+use crate::ledger::store;
 use crate::status::{Status, peek};
+pub use container::Container;
+pub use machine::{Census, FoundProcess, MappedFile, Mismatch, Search, process};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::kernel_files;
 use stillpoint_host::systemd::{ControlGroup, ServiceName};
-use stillpoint_patch_tracee::{Pid, Stat};
+use stillpoint_patch_tracee::{Pid, Stat, mappings_of};
 
 fn all_pids() -> Vec<i32> {
     kernel_files::names("/proc").iter().filter_map(|name| name.to_str()?.parse().ok()).collect()
@@ -83,6 +89,10 @@ pub fn patched_processes() -> PatchedProcesses {
     let own = std::process::id() as i32;
     let mut processes = PatchedProcesses::default();
     for pid in parents_first(all_pids().into_iter().filter(|pid| *pid != own)) {
+        // cheaper than to open the process
+        if mappings_of(pid).is_ok_and(|mappings| !store::has_place_for_ledger(&mappings)) {
+            continue;
+        }
         match peek(pid) {
             Ok(Some(status)) => processes.found.push(status),
             Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { pid, hint })) => {
