@@ -90,6 +90,10 @@ pub(crate) struct Args {
     /// functions that are too short for a jump may change in place; only `--view generation` can apply such a patch.
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
+    /// Write the new initial value of variables and constants that changed, while all threads are stopped. The program must not have changed
+    /// them since its start; copies that it made of their values do not change. The patch has the scope `process`.
+    #[arg(long, conflicts_with = "may_stay")]
+    write_data: bool,
     /// Changed functions that a thread may never leave: such a thread keeps the old version while all others migrate.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     may_stay: Vec<String>,
@@ -166,6 +170,7 @@ struct BuiltLine<'a> {
     files: &'a [ChangedFile],
     cves: &'a [String],
     functions: Vec<&'a str>,
+    data: Vec<&'a str>,
     warnings: &'a [String],
 }
 
@@ -245,6 +250,9 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
     }
     let by_generations = matches!(args.view, ViewArg::Generation);
     anyhow::ensure!(by_generations || args.may_stay.is_empty(), "--may-stay needs --view generation");
+    anyhow::ensure!(!(by_generations && args.write_data), "--write-data needs --view trampoline");
+    let narrower = matches!(args.scope, Some(ScopeName::ThreadLocal | ScopeName::ThreadGroup));
+    anyhow::ensure!(!(narrower && args.write_data), "--write-data needs the scope process");
     let hooks = HookNames {
         pre_apply: args.pre_apply.clone(),
         post_apply: args.post_apply.clone(),
@@ -263,6 +271,7 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
         off_stack: args.off_stack.clone(),
         staying: args.may_stay.clone(),
         in_place: by_generations,
+        write_data: args.write_data,
         hooks,
         replaces: args.replaces.clone(),
         earlier,
@@ -348,6 +357,14 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
             names.join(", ")
         ));
     }
+    if !patch.data.is_empty() {
+        let names: Vec<&str> = patch.data.iter().map(|c| c.name.as_str()).collect();
+        output.line(format_args!(
+            "{} variables are written while all threads are stopped: {}; apply it with --quiescence stop or global",
+            names.len(),
+            names.join(", ")
+        ));
+    }
     if !patch.staying.is_empty() {
         let names = patch.staying.join(", ");
         output.line(format_args!("only --view generation can apply it: a thread may stay in {names}"));
@@ -386,6 +403,7 @@ fn line<'a>(report: &'a Report, patch: Option<&'a Patch>, path: Option<&'a Path>
         files: &report.files,
         cves: patch.map_or(&[][..], |p| &p.cves),
         functions: patch.map_or_else(Vec::new, |p| p.functions.iter().map(|f| f.name.as_str()).collect()),
+        data: patch.map_or_else(Vec::new, |p| p.data.iter().map(|c| c.name.as_str()).collect()),
         warnings: patch.map_or(&report.warnings[..], |p| &p.warnings),
     }
 }

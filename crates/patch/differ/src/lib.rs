@@ -65,6 +65,7 @@ mod clobbers;
 mod closure;
 mod compare;
 mod correlate;
+mod data_changes;
 mod diff;
 mod error;
 mod function_moves;

@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod data_change;
 mod debuggers;
 mod error;
 mod event_pump;

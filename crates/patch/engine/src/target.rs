@@ -1,6 +1,6 @@
 //! A process as an operation finds it.
 
-use crate::Error;
+use crate::{Error, data_change};
 use crate::event_pump::ended_or;
 use crate::generation_word::check_libc;
 use crate::image::Dynamic;
@@ -67,7 +67,7 @@ impl Target {
         store.append(self.process.memory(), record)
     }
 
-    /// Checks that every entry and constant holds the bytes that the transition replaces.
+    /// Checks that every entry, constant and variable holds the bytes that the transition replaces.
     pub(crate) fn expect_old_side(&self, transition: &Transition) -> Result<(), Error> {
         let memory = self.process.memory();
         for site in &transition.sites {
@@ -82,7 +82,8 @@ impl Target {
                 return Err(Error::BytesDiffer { function: constant.name.clone(), at: constant.at, offset });
             }
         }
-        Ok(())
+        let data = transition.data.iter().flat_map(|data| &data.changes);
+        data_change::expect_all(memory, &self.view, data)
     }
 }
 

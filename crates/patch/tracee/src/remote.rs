@@ -175,6 +175,18 @@ impl<'h> Remote<'h> {
         Ok(returned)
     }
 
+    /// Makes the thread execute the code at `code` before anything else when it continues, by itself or after the tool's death. The code
+    /// may use any register but the stack pointer, and returns; then the frame restores the thread.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub(crate) fn divert(mut self, code: Avma) -> Result<Diversion, Error> {
+        self.check_ready()?;
+        self.point_to(&Registers { rip: code.0, ..self.restoring_registers() })?;
+        self.phase = Phase::Abandoned;
+        Ok(Diversion { tid: self.tid, original: self.original, mask: self.mask })
+    }
+
     /// Restores the thread as `drop` does, and returns the error.
     ///
     /// # Errors
@@ -360,6 +372,23 @@ impl<'h> Remote<'h> {
 impl Drop for Remote<'_> {
     fn drop(&mut self) {
         let _ = self.restore();
+    }
+}
+
+/// A stopped thread that executes other code before its own when it continues.
+#[derive(Debug)]
+pub(crate) struct Diversion {
+    tid: i32,
+    original: Registers,
+    mask: u64,
+}
+
+impl Diversion {
+    /// Restores the thread, which is still stopped: it continues with its own code.
+    pub(crate) fn cancel(&self) -> Result<(), Error> {
+        let tid = self.tid;
+        sys::set_signal_mask(tid, self.mask).map_err(|error| lost(tid, "PTRACE_SETSIGMASK", error))?;
+        sys::set_registers(tid, &self.original).map_err(|error| lost(tid, "PTRACE_SETREGS", error))
     }
 }
 

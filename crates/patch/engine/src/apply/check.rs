@@ -4,6 +4,7 @@ use super::checks::{CheckResult, find_room, is_applied, remaining_patches, run_c
 use super::mapping::{self, MemoryRequest};
 use super::plan::{Room, plan};
 use super::{memory_limit, placement};
+use crate::data_change::DataRoom;
 use crate::error::Busy;
 use crate::event_pump::{self, ended_or, traced};
 use crate::ledger::Span;
@@ -72,7 +73,8 @@ pub(crate) fn predict(
     view.placed.push(placed.into());
     let mut after = remaining_patches(&view, signed, options);
     after.push(view.placed.len() as u32 - 1);
-    let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)) };
+    let data = Some(DataRoom { completer: at, list: at, state: at });
+    let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)), data };
     let transition = plan(&view, "check", &after, room, 0x80)?.transition;
     let forbidden = Forbidden::new(&transition.leave, &view.trampolines(), &transition.loop_entries);
     let process = target.process.clone();

@@ -89,6 +89,14 @@ impl View {
             }
             Record::Phase { transition, phase } => self.phase(transition, phase)?,
             Record::LookupRedirect(redirect) => self.lookup_redirect = Some(*redirect),
+            Record::PlacedData(data) => match self.placed.last_mut() {
+                Some(patch) => Arc::make_mut(patch).data = data,
+                None => return contradiction("data of a patch that was not placed"),
+            },
+            Record::BeginWithData(mut transition, data) => {
+                transition.data = Some(data);
+                self.begin(Arc::from(transition))?;
+            }
         }
         Ok(())
     }
@@ -164,6 +172,13 @@ impl View {
     pub fn contents(&self, active: &[u32], at: Avma) -> Option<&[u8]> {
         let of = |number: &u32| self.patch(*number)?.constants.iter().find(|c| c.at == at);
         let shipped = || self.constants().find(|c| c.at == at).map(|c| &c.original[..]);
+        active.iter().rev().find_map(of).map(|c| &c.new[..]).or_else(shipped)
+    }
+
+    /// Returns the contents of a variable when the patches in `active` are active; `None` if no patch ever changed it for all threads.
+    pub fn data(&self, active: &[u32], at: Avma) -> Option<&[u8]> {
+        let of = |number: &u32| self.patch(*number)?.data.iter().find(|c| c.at == at);
+        let shipped = || self.placed.iter().flat_map(|p| &p.data).find(|c| c.at == at).map(|c| &c.original[..]);
         active.iter().rev().find_map(of).map(|c| &c.new[..]).or_else(shipped)
     }
 

@@ -55,6 +55,7 @@ fn patch() -> Patch {
             reasons: vec!["instructions differ".into()],
         }],
         constants: Vec::new(),
+        data: Vec::new(),
         off_stack: vec![OffStack {
             name: "loop".into(),
             range: Range { start: Svma(0x1100), len: 16 },
