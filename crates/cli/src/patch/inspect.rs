@@ -8,7 +8,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use stillpoint_patch_catalog::PatchFile;
 use stillpoint_patch_format::{
-    DataChange, DiffFact, Patch, ResolvedBy, Scope, SectionKind, Signed, Symbol, SymbolValue, TargetKind, decode, readable,
+    DataChange, DiffFact, Patch, ResolvedBy, Scope, SectionKind, Signed, Symbol, SymbolValue, TargetKind, decode,
+    readable,
 };
 
 /// Arguments of `stillpoint patch inspect`.

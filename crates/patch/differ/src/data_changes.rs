@@ -31,6 +31,8 @@ pub(crate) fn add(
         let Some(after) = &unit.after else { continue };
         let symbol = &after.symbols[variable];
         match place(target, units, (index, variable)) {
+            // another name of it, or another unit's copy of inline data, of which the linker kept one
+            Ok(old) if plan.data.values().any(|known| known.start == old.start) => {}
             Ok(old) => {
                 sum += old.len;
                 let name = readable(symbol.name);
@@ -51,7 +53,8 @@ pub(crate) fn add(
     }
     if sum > DATA_MAX {
         let why = format!("{sum} bytes of data change, more than {DATA_MAX}");
-        let first = plan.data.keys().next().and_then(|(unit, v)| Some((&units[*unit], units[*unit].after.as_ref()?, *v)));
+        let first =
+            plan.data.keys().next().and_then(|(unit, v)| Some((&units[*unit], units[*unit].after.as_ref()?, *v)));
         refusals.extend(first.map(|(unit, after, variable)| refusal(unit, after.symbols[variable].name, why)));
     }
 }
@@ -69,7 +72,9 @@ fn place(target: &TargetElf, units: &[Unit<'_>], (index, variable): (usize, usiz
     let Ancestor::Shipped(old) = unit.ancestor(variable) else { return Err(missing()) };
     let listed = target.symbols.get(old).into_iter().flatten().find(|s| s.global);
     if target.identity().kind == TargetKind::SharedLibrary && listed.is_some_and(|s| s.how == ResolvedBy::Dynsym) {
-        return Err("its initial value differs, and an executable may have a copy of it that programs use instead".to_owned());
+        return Err(
+            "its initial value differs, and an executable may have a copy of it that programs use instead".to_owned()
+        );
     }
     if let Some(function) = after.label_holder(variable) {
         return Err(format!("it holds addresses inside of `{}`", readable(function)));
@@ -80,14 +85,19 @@ fn place(target: &TargetElf, units: &[Unit<'_>], (index, variable): (usize, usiz
     let shown = units.iter().find_map(|other| other.shipped.as_ref()?.name(old)?.direct);
     let elsewhere = shown.or(listed.map(|s| s.at));
     let place = match shipped.object.defined(old).map(|(_, s)| (s.home, s.size)) {
-        Some((Home::Section(section), size)) if shipped.object.sections[section].nature == Nature::Zero => {
-            shipped.name(old).and_then(|known| known.direct).or(elsewhere).map(|at| Range { start: Svma(at), len: size })
-        }
+        Some((Home::Section(section), size)) if shipped.object.sections[section].nature == Nature::Zero => shipped
+            .name(old)
+            .and_then(|known| known.direct)
+            .or(elsewhere)
+            .map(|at| Range { start: Svma(at), len: size }),
         _ => shipped.constant(target, old, elsewhere),
     };
     let place = place.filter(|place| place.len == after.symbols[variable].size && place.len > 0).ok_or_else(missing)?;
     contents(target, shipped, old, place)?;
-    let constant = matches!(after.symbols[variable].home, Home::Section(s) if after.sections[s].nature == Nature::Constant);
+    let constant = match after.symbols[variable].home {
+        Home::Section(section) => matches!(after.sections[section].nature, Nature::Constant | Nature::Merged { .. }),
+        _ => false,
+    };
     match holder(target, units, (index, variable), place).filter(|_| constant) {
         Some(holder) => Err(format!("it is a constant, and code that reads it through {holder} cannot be known")),
         None => Ok(place),
@@ -231,8 +241,11 @@ pub(crate) fn users(target: &TargetElf, units: &[Unit<'_>], plan: &Plan) -> Vec<
             if found.iter().any(|known| known.range.start.0 == start) {
                 continue;
             }
-            let name = units.iter().filter_map(|unit| unit.shipped.as_ref()).find_map(|shipped| shipped.name_of_code(start));
-            let listed = || target.symbols.iter().find(|(_, all)| all.iter().any(|s| s.at == start)).map(|(name, _)| name.as_str());
+            let name =
+                units.iter().filter_map(|unit| unit.shipped.as_ref()).find_map(|shipped| shipped.name_of_code(start));
+            let listed = || {
+                target.symbols.iter().find(|(_, all)| all.iter().any(|s| s.at == start)).map(|(name, _)| name.as_str())
+            };
             let name = name.or_else(listed).map_or_else(|| format!("the code at {}", Svma(start)), str::to_owned);
             found.push(OffStack { name, range: Range { start: Svma(start), len }, reason: reason.clone() });
         }

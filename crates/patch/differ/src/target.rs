@@ -163,13 +163,15 @@ impl TargetElf {
     /// linker's list names all pointers.
     pub(crate) fn pointer_into(&self, place: Range) -> Option<u64> {
         let inside = |at: &u64| (place.start.0..place.start.0 + place.len).contains(at);
-        let listed = self.dynamic.iter().find(|(at, d)| matches!(d, Dynamic::Relative(to) if inside(to)) && !inside(at));
+        let listed =
+            self.dynamic.iter().find(|(at, d)| matches!(d, Dynamic::Relative(to) if inside(to)) && !inside(at));
         if listed.is_some() || self.identity.kind != TargetKind::Executable {
             return listed.map(|(at, _)| *at);
         }
         self.loads.iter().filter(|load| !load.executable).find_map(|load| {
             let words = load.bytes.chunks_exact(8).enumerate();
-            let mut words = words.map(|(i, word)| (load.start + 8 * i as u64, word.try_into().map_or(0, u64::from_le_bytes)));
+            let mut words =
+                words.map(|(i, word)| (load.start + 8 * i as u64, word.try_into().map_or(0, u64::from_le_bytes)));
             words.find(|(at, to)| inside(to) && !inside(at)).map(|(at, _)| at)
         })
     }

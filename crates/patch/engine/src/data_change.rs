@@ -3,11 +3,11 @@
 use crate::Error;
 use crate::ledger::{Contents, Span, View};
 use crate::link::{Image, Layout, contents};
+use std::collections::BTreeMap;
 use stillpoint_base::{PAGE, page_start};
 use stillpoint_patch_format::{Avma, Patch};
 use stillpoint_patch_insn::{self as insn, COMPLETE_DATA_LEN};
 use stillpoint_patch_tracee::{Mapping, Memory, Module, Process};
-use std::collections::BTreeMap;
 
 /// Memory of a transition for a change of data. The program may write to its state byte, as threads complete the change by themselves if the
 /// tool dies.
@@ -52,8 +52,9 @@ pub(crate) fn list_len(changes: &[Contents]) -> u64 {
 pub(crate) fn changes(view: &View, before: &[u32], after: &[u32]) -> Vec<Contents> {
     let touched = before.iter().chain(after).filter_map(|n| view.patch(*n)).flat_map(|p| &p.data);
     let touched: BTreeMap<Avma, &str> = touched.map(|c| (c.at, c.name.as_str())).collect();
+    let (before, after) = (view.data(before), view.data(after));
     let change = |(at, name): (Avma, &str)| {
-        let (from, to) = (view.data(before, at)?.to_vec(), view.data(after, at)?.to_vec());
+        let (from, to) = (before.get(&at)?.to_vec(), after.get(&at)?.to_vec());
         (from != to).then(|| Contents { name: name.to_owned(), at, from, to })
     };
     touched.into_iter().filter_map(change).collect()
@@ -71,11 +72,12 @@ pub(crate) fn check(
     patch: &Patch,
     (layout, arena, image): (&Layout, Avma, &Image),
 ) -> Result<(), Error> {
+    let active = view.data(&view.active);
     for change in &patch.data {
         let at = module.avma(change.old.start);
         pages(mappings, &change.name, at, change.old.len)?;
         let shipped = contents(image, layout, arena, change.shipped, change.old.len);
-        let expected = view.data(&view.active, at).unwrap_or(&shipped);
+        let expected = active.get(&at).copied().unwrap_or(&shipped);
         expect(process.memory(), view, (&change.name, at), expected)?;
     }
     Ok(())

@@ -1,11 +1,11 @@
 //! A process as an operation finds it.
 
-use crate::{Error, data_change};
 use crate::event_pump::ended_or;
 use crate::generation_word::check_libc;
 use crate::image::Dynamic;
 use crate::ledger::store::{self, Store};
 use crate::ledger::{Record, Transition, View};
+use crate::{Error, data_change};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::JUMP_LEN;
 use stillpoint_patch_tracee::{Mapping, Module, Pid, Process};

@@ -165,16 +165,19 @@ fn data(patch: &Patch) -> Result<(), Error> {
         range(&change.name, change.old)?;
         for (index, what) in [(change.shipped, "shipped"), (change.new, "new")] {
             let fits = match patch.symbols.get(index as usize).map(|s| &s.value) {
-                Some(SymbolValue::Patch { section, offset }) => patch.sections.get(*section as usize).is_some_and(|s| {
-                    let end = offset.checked_add(change.old.len).filter(|end| *end <= s.size);
-                    // the bytes are copied to another place
-                    let within = |r: &&Relocation| end.is_some_and(|end| (*offset..end).contains(&u64::from(r.offset)));
-                    let mut relocations = s.relocations.iter().filter(within);
-                    let absolute = [RelocationKind::Abs64, RelocationKind::Abs32, RelocationKind::Abs32Signed];
-                    s.kind == SectionKind::RoData
-                        && end.is_some()
-                        && relocations.all(|r| absolute.contains(&r.kind))
-                }),
+                Some(SymbolValue::Patch { section, offset }) => {
+                    patch.sections.get(*section as usize).is_some_and(|s| {
+                        let end = offset.checked_add(change.old.len).filter(|end| *end <= s.size);
+                        // the bytes are copied to another place
+                        let within =
+                            |r: &&Relocation| end.is_some_and(|end| (*offset..end).contains(&u64::from(r.offset)));
+                        let mut relocations = s.relocations.iter().filter(within);
+                        let absolute = [RelocationKind::Abs64, RelocationKind::Abs32, RelocationKind::Abs32Signed];
+                        s.kind == SectionKind::RoData
+                            && end.is_some()
+                            && relocations.all(|r| absolute.contains(&r.kind))
+                    })
+                }
                 _ => false,
             };
             if !fits {

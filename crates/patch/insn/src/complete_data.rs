@@ -1,7 +1,7 @@
 //! The code that completes a change of data if the tool dies in the middle: threads execute it before anything else.
 
-use crate::jump::{DispatchState, rel32};
 use crate::Error;
+use crate::jump::{DispatchState, rel32};
 use stillpoint_patch_format::Avma;
 
 /// Bytes of the code that completes a change of data.
@@ -87,7 +87,8 @@ mod tests {
         let code = complete_data(at, list, state, claim).expect("in reach");
         let all: Vec<Instruction> = Decoder::with_ip(64, &code, at.0, DecoderOptions::NONE).into_iter().collect();
         assert_eq!(all.iter().map(|i| i.len()).sum::<usize>(), COMPLETE_DATA_LEN);
-        let places: Vec<u64> = all.iter().filter(|i| i.is_ip_rel_memory_operand()).map(|i| i.ip_rel_memory_address()).collect();
+        let places: Vec<u64> =
+            all.iter().filter(|i| i.is_ip_rel_memory_operand()).map(|i| i.ip_rel_memory_address()).collect();
         assert_eq!(places, [state.0, claim.0, list.0, state.0, state.0]);
         let starts: Vec<u64> = all.iter().map(|i| i.ip()).collect();
         let jumps: Vec<u64> =

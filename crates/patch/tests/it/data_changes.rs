@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use stillpoint_patch_tests::cli::{Run, Stillpoint};
 use stillpoint_patch_tests::kill_injection::{KillInstant, run, sample};
+use stillpoint_patch_tests::quiescence_program::{flags, there_and_back};
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, revert, soak, status};
 use stillpoint_patch_tests::wait;
 
@@ -41,14 +42,25 @@ fn tables_change_and_return() {
             victim.announce(Phase::Over(1, 2));
             apply_data(&patch, &victim).succeed();
             victim.assert_settled(2);
-            status(victim.pid()).succeed();
+            let told = status(victim.pid()).succeed().stdout;
+            assert!(told.contains("limits") && !told.contains("has changed"), "{told}");
             victim.announce(Phase::Over(2, 1));
             revert_data(&victim).succeed();
             victim.assert_settled(1);
-            victim.assert_pristine();
+            victim.assert_no_residue();
             assert_eq!(writable_constants(&victim, program.elf()), 0, "constants are read-only again");
         }
     }
+}
+
+/// Threads that wait at their quiescence points when the data change.
+#[test]
+fn tables_change_at_quiescence_points() {
+    let (include, link) = flags();
+    let link: Vec<&str> = link.iter().map(String::as_str).collect();
+    let program = Program::build_as("tables", Kind::Pie, &[&include, "-DPOINTS"], &link);
+    let patch = patch(&program, 2);
+    there_and_back(&mut program.start(&[]), &patch, "global", 2);
 }
 
 /// Counts the mappings of the file's constants that are writable: those before its code's end are never.
@@ -103,7 +115,8 @@ fn values_that_the_program_has_written_stay() {
     victim.assert_settled(2);
     refused(&revert_data(&victim).run(), &["`touched`", "what patch tables-1-2 wrote", "try: "]);
     victim.assert_settled(2);
-    assert!(status(victim.pid()).succeed().stdout.contains("tables-1-2"));
+    let told = status(victim.pid()).succeed().stdout;
+    assert!(told.contains("tables-1-2") && told.contains("has changed touched"), "{told}");
 }
 
 /// Number of writes before the end of a run that are killed in the short form: those of the data, and those around them.
@@ -136,7 +149,7 @@ fn killed_before_writes(back: bool) {
         }
         revert_data(&victim).succeed();
         victim.assert_settled(1);
-        victim.assert_pristine();
+        victim.assert_no_residue();
         ending
     };
     let whole = kill(KillInstant::Never, false);

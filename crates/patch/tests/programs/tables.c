@@ -9,6 +9,14 @@
 
 #include <pthread.h>
 
+/* With libstillpoint, each thread that reads has a quiescence point. */
+#ifdef POINTS
+#include <stillpoint.h>
+#else
+#define sp_thread_birth(name) 0
+#define sp_quiescence_point() (void)0
+#endif
+
 #define VERSION 1
 
 /* Several pages, in data that the program may write and in constants. */
@@ -53,7 +61,9 @@ PATCHED void touch(void) { touched[1] += touched[0]; }
 
 static void *reader(void *arg) {
     struct observer o = observer_new(arg);
+    if (sp_thread_birth("reader")) violation("sp_thread_birth");
     while (!stopping()) {
+        sp_quiescence_point();
         uint64_t p = phase_now();
         observe(&o, p, (int)read_tables(), "read_tables");
         p = phase_now();
@@ -66,6 +76,10 @@ static void *reader(void *arg) {
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     control_open(argv[1]);
+#ifdef POINTS
+    struct sp_config config = {.size = sizeof config};
+    if (sp_init(&config)) return 3;
+#endif
     int readers = argc > 2 ? atoi(argv[2]) : 3;
     pthread_t thread;
     for (int i = 0; i < readers; i++) pthread_create(&thread, NULL, reader, "reader");

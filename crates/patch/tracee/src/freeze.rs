@@ -122,7 +122,14 @@ pub struct FrozenProcess<'s, 'p> {
 
 impl<'s, 'p> FrozenProcess<'s, 'p> {
     fn empty(session: &'s mut Session<'p>) -> FrozenProcess<'s, 'p> {
-        FrozenProcess { session, order: Vec::new(), idle: 0, diverted: Vec::new(), failed_attempts: Vec::new(), thawed: false }
+        FrozenProcess {
+            session,
+            order: Vec::new(),
+            idle: 0,
+            diverted: Vec::new(),
+            failed_attempts: Vec::new(),
+            thawed: false,
+        }
     }
 
     /// Stops all threads; tries again if other threads would have been stopped for too long because of one in state D.
@@ -450,12 +457,14 @@ impl<'s, 'p> FrozenProcess<'s, 'p> {
     /// # Errors
     /// [`Error::BadCarrier`], [`Error::NoGadget`] or [`Error::Seccomp`] for a thread that cannot restore itself; or it has ended.
     pub fn divert(&mut self, code: Avma) -> Result<(), Error> {
+        // while all threads are stopped, none maps memory
+        let mappings = self.session.process().mappings()?;
         for tid in self.threads() {
             let tracer = &mut self.session.tracer;
             if tracer.registers(tid.0)?.has_no_user_side() {
                 continue;
             }
-            match Remote::begin(tracer, tid.0).and_then(|remote| remote.divert(code)) {
+            match Remote::begin_among(tracer, tid.0, &mappings).and_then(|remote| remote.divert(code)) {
                 Ok(diversion) => self.diverted.push(diversion),
                 Err(error) => {
                     self.cancel_diversion()?;

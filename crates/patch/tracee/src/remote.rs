@@ -22,7 +22,7 @@ use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, ERESTARTNOINTR, ER
 use crate::seccomp::Filters;
 use crate::sys::{self, Wait};
 use crate::tracer::{State, StopOutcome, Tracer};
-use crate::{Error, Tid, carrier};
+use crate::{Error, Mapping, Tid, carrier};
 use std::io;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
@@ -70,7 +70,13 @@ enum Phase {
 
 impl<'h> Remote<'h> {
     pub(crate) fn begin(tracer: &'h mut Tracer, tid: i32) -> Result<Remote<'h>, Error> {
-        if let Some(why) = carrier::fault(tracer, tid)? {
+        let mappings = tracer.process.mappings()?;
+        Remote::begin_among(tracer, tid, &mappings)
+    }
+
+    /// Does the same in a process with these mappings.
+    pub(crate) fn begin_among(tracer: &'h mut Tracer, tid: i32, mappings: &[Mapping]) -> Result<Remote<'h>, Error> {
+        if let Some(why) = carrier::fault_among(tracer, tid, mappings)? {
             return Err(Error::BadCarrier { tid: Tid(tid), why });
         }
         let gadgets = tracer.process.find_gadgets()?;

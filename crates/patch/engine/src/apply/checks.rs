@@ -83,9 +83,11 @@ pub(super) fn check_view<'n>(
     if options.view != ThreadView::Trampoline {
         let going = dropped.iter().filter(|p| !p.data.is_empty()).map(|p| &p.name);
         let changes_data = coming.filter(|p| !p.data.is_empty()).map(|p| &p.name);
-        return changes_data.into_iter().chain(going).next().map_or(Ok(()), |name| {
-            Err(Error::DataByTrampolinesOnly(name.clone()))
-        });
+        return changes_data
+            .into_iter()
+            .chain(going)
+            .next()
+            .map_or(Ok(()), |name| Err(Error::DataByTrampolinesOnly(name.clone())));
     }
     let going = dropped.iter().filter(|p| !p.constants.is_empty()).map(|p| &p.name);
     let in_place = coming.filter(|p| !p.constants.is_empty()).map(|p| &p.name);

@@ -1,11 +1,12 @@
 //! Changes of entries in a transition. Pure: takes the ledger's view, returns a transition.
 
 use crate::data_change::DataRoom;
-use crate::{Error, data_change};
 use crate::generation_word::word_value;
 use crate::ledger::{
-    Contents, DataTransition, FunctionRecord, LedgerError, NamedSpan, PlacedPatch, Side, Site, Span, Transition, Version, View,
+    Contents, DataTransition, FunctionRecord, LedgerError, NamedSpan, PlacedPatch, Side, Site, Span, Transition,
+    Version, View,
 };
+use crate::{Error, data_change};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{self as insn, DISPATCH_LEN};

@@ -14,8 +14,8 @@ mod validation;
 mod view;
 
 pub use record::{
-    ConstantRecord, Contents, DataTransition, ExportRecord, FunctionRecord, HookRecord, LookupRedirectRecord, NamedSpan,
-    OffStackRecord, Phase, PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
+    ConstantRecord, Contents, DataTransition, ExportRecord, FunctionRecord, HookRecord, LookupRedirectRecord,
+    NamedSpan, OffStackRecord, Phase, PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
 };
 pub(crate) use view::first_of;
 pub use view::{OpenTransition, Origin, Version, View};
@@ -290,6 +290,26 @@ mod tests {
             recent.push(view.recent.iter().map(|t| t.number).collect::<Vec<_>>());
         }
         assert_eq!(recent, [vec![1], vec![1, 2], vec![1, 2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn changes_of_data_are_read_back_and_raise_the_version() {
+        let [begin, _] = records();
+        let Record::Begin(begin) = begin else { unreachable!("the first record begins") };
+        let changes = vec![Contents { name: "limits".into(), at: Avma(0x4000), from: vec![1], to: vec![2] }];
+        let data = DataTransition { changes, opened: vec![], completer: Avma(0x9000) };
+        let record = Record::BeginWithData(begin, Box::new(data.clone()));
+        let mut ledger = Ledger::new(0x278);
+        let encoded = ledger.encode(&record).expect("encodes");
+        let header = ledger.newer_header(&record).expect("earlier programs would take the record for the end");
+        ledger.note_newer_header();
+        assert_eq!(ledger.newer_header(&record), None);
+        ledger.advance(record, encoded.len()).expect("consistent");
+        let read = decode(&[&header[..], &encoded].concat()).expect("decodes");
+        assert_eq!(read, ledger);
+        let open = read.view.unfinished.expect("it has begun");
+        assert_eq!(open.transition.data.as_deref(), Some(&data));
+        assert_eq!(decode(&encode_header(0x278)).expect("an earlier program's").version, VERSION_WITHOUT_DATA);
     }
 
     #[test]

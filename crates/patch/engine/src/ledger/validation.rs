@@ -4,8 +4,8 @@
 //! sums that overflow, names that are paths, lines or escape sequences.
 
 use super::{
-    ConstantRecord, Contents, DataTransition, FunctionRecord, LedgerError, LookupRedirectRecord, PlacedPatch, Record, Site, Span,
-    Transition, View,
+    ConstantRecord, Contents, DataTransition, FunctionRecord, LedgerError, LookupRedirectRecord, PlacedPatch, Record,
+    Site, Span, Transition, View,
 };
 use crate::lookup_redirect::TABLE_LEN;
 use stillpoint_base::PAGE;
@@ -347,6 +347,62 @@ mod tests {
         let mut view = View::default();
         view.add(half.clone()).expect("half of what is allowed");
         view.add(half).expect_err("more than all of it, with its constant");
+    }
+
+    #[test]
+    fn data_without_limit_or_without_a_patch_are_refused() {
+        let one = |len: usize| ConstantRecord {
+            name: "limits".into(),
+            at: Avma(0x8000),
+            original: vec![1; len],
+            new: vec![2; len],
+        };
+        let mut view = View::default();
+        view.add(Record::PlacedData(vec![one(4)])).expect_err("no patch is placed");
+        view.add(Record::Placed(Box::new(patch()))).expect("a patch");
+        let torn = ConstantRecord { new: vec![2; 3], ..one(4) };
+        for wrong in [
+            vec![torn],
+            vec![one(DATA_MAX as usize + 1)],
+            vec![one(DATA_MAX as usize); 2],
+            vec![one(0); CHANGED_MAX + 1],
+        ] {
+            view.clone().add(Record::PlacedData(wrong)).expect_err("not what the tool writes");
+        }
+        view.add(Record::PlacedData(vec![one(4)])).expect("its data");
+        let at = |active: &[u32]| view.data(active).into_iter().map(|(at, bytes)| (at, bytes[0])).collect::<Vec<_>>();
+        assert_eq!((at(&[0]), at(&[])), (vec![(Avma(0x8000), 2)], vec![(Avma(0x8000), 1)]));
+        view.add(Record::PlacedData(vec![one(4)])).expect_err("it has data already");
+    }
+
+    #[test]
+    fn pages_that_were_opened_are_those_of_data() {
+        let begin = |opened: Vec<Span>| {
+            let changes = vec![Contents { name: "limits".into(), at: Avma(0x8000), from: vec![1], to: vec![2] }];
+            let transition = Transition {
+                number: 1,
+                operation: "apply".into(),
+                state: Avma(0x1000),
+                before: vec![],
+                after: vec![],
+                sites: vec![],
+                constants: vec![],
+                data: None,
+                trampolines: vec![],
+                leave: vec![],
+                enter: vec![],
+                staying: vec![],
+                loop_entries: vec![],
+            };
+            let data = DataTransition { changes, opened, completer: Avma(0x2000) };
+            check(&View::default(), &Record::BeginWithData(Box::new(transition), Box::new(data)))
+        };
+        let pages = |start, len| Span::new(Avma(start), len);
+        begin(vec![pages(0x8000, 0x1000)]).expect("one page");
+        for wrong in [pages(0x8001, 0x1000), pages(0x8000, 0x1001), pages(0x8000, 1 << 30), pages(1 << 47, 0x1000)] {
+            begin(vec![wrong]).expect_err("no pages of data");
+        }
+        begin(vec![pages(0x8000, 0x1000); 2]).expect_err("more ranges than variables");
     }
 
     #[test]

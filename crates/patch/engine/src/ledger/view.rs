@@ -175,11 +175,12 @@ impl View {
         active.iter().rev().find_map(of).map(|c| &c.new[..]).or_else(shipped)
     }
 
-    /// Returns the contents of a variable when the patches in `active` are active; `None` if no patch ever changed it for all threads.
-    pub fn data(&self, active: &[u32], at: Avma) -> Option<&[u8]> {
-        let of = |number: &u32| self.patch(*number)?.data.iter().find(|c| c.at == at);
-        let shipped = || self.placed.iter().flat_map(|p| &p.data).find(|c| c.at == at).map(|c| &c.original[..]);
-        active.iter().rev().find_map(of).map(|c| &c.new[..]).or_else(shipped)
+    /// Returns the contents of every variable that any patch changes for all threads, when the patches in `active` are active. One pass: a
+    /// ledger may name too many for single look-ups.
+    pub fn data(&self, active: &[u32]) -> BTreeMap<Avma, &[u8]> {
+        let newest = active.iter().rev().filter_map(|number| self.patch(*number)).flat_map(|p| &p.data);
+        let shipped = self.placed.iter().flat_map(|p| &p.data);
+        first_of(newest.map(|c| (c.at, &c.new[..])).chain(shipped.map(|c| (c.at, &c.original[..]))))
     }
 
     /// Returns every entry that was ever redirected, with its shipped bytes and the latest displaced copy.

@@ -1,7 +1,7 @@
 //! Threads that migrate by themselves, and the moment at which blocked threads migrate.
 
-use super::{Trampolines, data};
 use super::migrate::{Direction, PendingThread, holds};
+use super::{Trampolines, data};
 use crate::error::Busy;
 use crate::generation_word::{transition_of_word, word_value};
 use crate::ledger::Transition;

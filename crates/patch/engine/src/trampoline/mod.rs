@@ -8,6 +8,8 @@
 //! the new side, and the remaining work (turning entries into direct jumps) has no visible effect. Each step is recorded in the ledger
 //! before it is done, so that another tool can continue from the ledger.
 //!
+//! A transition that changes data has a fourth state, see [`data`].
+//!
 //! The obvious way is to compare the generation word of the thread alone. With the state byte before it, abort and commit are one byte
 //! each instead of one store per thread, and neither can be half done. The number of a transition rises with every apply, revert and
 //! abort and is never used again, so a word that a dead thread left never means anything.

@@ -1,7 +1,7 @@
 //! Migration of all threads at once, while all are stopped: the baseline mode.
 
-use super::{Trampolines, data};
 use super::migrate::{RETRY_INTERVAL_MAX, RETRY_INTERVAL_MIN};
+use super::{Trampolines, data};
 use crate::error::Busy;
 use crate::ledger::Transition;
 use crate::scan::Forbidden;
