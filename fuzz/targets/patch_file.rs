@@ -101,6 +101,7 @@ mod example {
                 reasons: vec!["instructions differ".into()],
             }],
             constants: Vec::new(),
+            data: Vec::new(),
             off_stack: vec![OffStack {
                 name: "main".into(),
                 range: Range { start: Svma(0x6000), len: 16 },

@@ -91,6 +91,10 @@ pub(crate) struct Args {
     /// functions that are too short for a jump may change in place; only `--view generation` can apply such a patch.
     #[arg(long, value_enum, default_value_t = ThreadView::Trampoline)]
     view: ThreadView,
+    /// Write the new initial value of variables and constants that changed, while all threads are stopped. The program must not have changed
+    /// them since its start; copies that it made of their values do not change. The patch has the scope `process`.
+    #[arg(long, conflicts_with = "may_stay")]
+    write_data: bool,
     /// Changed functions that a thread may never leave: such a thread keeps the old version while all others migrate.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     may_stay: Vec<String>,
@@ -214,6 +218,9 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
     }
     let by_generations = matches!(args.view, ThreadView::Generation);
     anyhow::ensure!(by_generations || args.may_stay.is_empty(), "--may-stay needs --view generation");
+    anyhow::ensure!(!(by_generations && args.write_data), "--write-data needs --view trampoline");
+    let narrower = matches!(args.scope, Some(ScopeName::ThreadLocal | ScopeName::ThreadGroup));
+    anyhow::ensure!(!(narrower && args.write_data), "--write-data needs the scope process");
     let hooks = HookNames {
         pre_apply: args.pre_apply.clone(),
         post_apply: args.post_apply.clone(),
@@ -232,6 +239,7 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
         off_stack: args.off_stack.clone(),
         staying: args.may_stay.clone(),
         in_place: by_generations,
+        write_data: args.write_data,
         hooks,
         replaces: args.replaces.clone(),
         earlier,
@@ -317,6 +325,14 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
             names.join(", ")
         ));
     }
+    if !patch.data.is_empty() {
+        let names: Vec<&str> = patch.data.iter().map(|c| c.name.as_str()).collect();
+        output.line(format_args!(
+            "{} variables are written while all threads are stopped: {}; apply it with --quiescence stop or global",
+            names.len(),
+            names.join(", ")
+        ));
+    }
     if !patch.staying.is_empty() {
         let names = patch.staying.join(", ");
         output.line(format_args!("only --view generation can apply it: a thread may stay in {names}"));
@@ -340,12 +356,13 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
 fn line(report: &Report, patch: Option<&Patch>, path: Option<&Path>, bytes: &[u8]) -> Value {
     let digest = decode(bytes).ok().map(|signed| hex::encode(signed.digest));
     let functions: Vec<&String> = patch.iter().flat_map(|p| &p.functions).map(|f| &f.name).collect();
+    let data: Vec<&String> = patch.iter().flat_map(|p| &p.data).map(|change| &change.name).collect();
     let (text, warnings) = (|path: &Path| path.display().to_string(), patch.map_or(&report.warnings, |p| &p.warnings));
     json!({
         "name": patch.map(|p| &p.name), "output": path.map(text), "digest": digest, "bytes": patch.map(|_| bytes.len()),
         "target": text(&report.target), "build_id": patch.map(|p| p.target.build_id.to_string()),
         "reproduced": report.reproduced, "units": report.units, "units_preprocessed": report.preprocessed,
         "units_compiled": report.changed, "diffs": report.diffs, "based_on": report.based_on, "files": report.files,
-        "cves": patch.map_or(&[][..], |p| &p.cves[..]), "functions": functions, "warnings": warnings,
+        "cves": patch.map_or(&[][..], |p| &p.cves[..]), "functions": functions, "data": data, "warnings": warnings,
     })
 }

@@ -28,6 +28,7 @@ struct Line<'a> {
     patch: &'a str,
     already: bool,
     functions: &'a [String],
+    data: &'a [String],
     bytes: u64,
     threads: u32,
     busy: Vec<BusyLine<'a>>,
@@ -82,6 +83,7 @@ fn print(pid: Pid, name: &str, found: &Prediction, output: &Output) {
             patch: name,
             already: found.already,
             functions: &found.functions,
+            data: &found.data,
             bytes: found.bytes,
             threads: found.threads,
             busy: found.busy.iter().map(|b| BusyLine { tid: b.tid.0, function: &b.function }).collect(),
@@ -97,6 +99,9 @@ fn print(pid: Pid, name: &str, found: &Prediction, output: &Output) {
         found.bytes,
         found.threads
     ));
+    if !found.data.is_empty() {
+        output.line(format_args!("  all threads are stopped while {} are written", found.data.join(", ")));
+    }
     for busy in &found.busy {
         output.line(format_args!("  thread {} would have to leave {} first", busy.tid, busy.function));
     }

@@ -8,7 +8,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use stillpoint_patch_catalog::PatchFile;
 use stillpoint_patch_format::{
-    DiffFact, Patch, ResolvedBy, Scope, SectionKind, Signed, Symbol, SymbolValue, TargetKind, decode, readable,
+    DataChange, DiffFact, Patch, ResolvedBy, Scope, SectionKind, Signed, Symbol, SymbolValue, TargetKind, decode,
+    readable,
 };
 
 /// Arguments of `stillpoint patch inspect`.
@@ -25,6 +26,7 @@ struct InspectLine<'a> {
     signed_by: Option<String>,
     #[serde(flatten)]
     patch: &'a Patch,
+    data: &'a [DataChange],
 }
 
 /// Runs `stillpoint patch inspect`.
@@ -32,7 +34,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let signed = read(&args.file).map_err(unusable_file)?;
     output.lines(text(&signed).trim_end());
     let (digest, signed_by) = (hex::encode(signed.digest), signed.key_id().map(|id| id.to_string()));
-    output.result("patch", &InspectLine { digest, signed_by, patch: &signed.patch });
+    output.result("patch", &InspectLine { digest, signed_by, patch: &signed.patch, data: &signed.patch.data });
     Ok(())
 }
 
@@ -148,6 +150,11 @@ fn functions(out: &mut String, patch: &Patch) {
         .iter()
         .map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
     list(out, "constants and functions changed in place, by --view generation only", &constants.collect::<Vec<_>>());
+    let data = patch
+        .data
+        .iter()
+        .map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
+    list(out, "data written while all threads are stopped", &data.collect::<Vec<_>>());
     let off_stack: Vec<String> = patch
         .off_stack
         .iter()
@@ -276,6 +283,7 @@ mod tests {
                 reasons: vec!["instructions differ".into()],
             }],
             constants: Vec::new(),
+            data: Vec::new(),
             off_stack: Vec::new(),
             staying: Vec::new(),
             hooks: Hooks { pre_apply: vec![0], ..Hooks::default() },

@@ -80,7 +80,13 @@ fn print(status: &Status, output: &Output) {
     for patch in &status.patches {
         let cves = if patch.cves.is_empty() { String::new() } else { format!(" [{}]", patch.cves.join(", ")) };
         let signer = patch.signer.as_ref().map(|s| format!(", signed by {s}")).unwrap_or_default();
-        output.line(format_args!("  {}{cves}: {} ({}{signer})", patch.name, patch.functions.join(", "), patch.module));
+        let data = patch.data.iter().map(|data| &data.name);
+        let changed: Vec<&str> = patch.functions.iter().chain(data).map(String::as_str).collect();
+        output.line(format_args!("  {}{cves}: {} ({}{signer})", patch.name, changed.join(", "), patch.module));
+        for data in patch.data.iter().filter(|data| !data.unchanged) {
+            let (name, at) = (&data.name, &data.address);
+            output.line(format_args!("    the program has changed {name} at {at} since: a revert is refused"));
+        }
     }
     let verified = status.entries.iter().filter(|e| e.verified).count();
     if !status.entries.is_empty() {
@@ -209,6 +215,7 @@ mod tests {
             module: String::new(),
             build_id: String::new(),
             functions: Vec::new(),
+            data: Vec::new(),
             bytes: 0,
             scope: stillpoint_patch_format::Scope::ThreadLocal,
             signer: None,

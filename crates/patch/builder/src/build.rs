@@ -38,6 +38,8 @@ pub struct Statement {
     pub staying: Vec<String>,
     /// True if constants may change in place, which needs a kernel with address-space generations.
     pub in_place: bool,
+    /// True if variables and constants that the program holds may get their new initial value, while all its threads are stopped.
+    pub write_data: bool,
     /// Functions that run around the transition.
     pub hooks: HookNames,
     /// Patches that this one replaces.
@@ -203,7 +205,7 @@ impl Builder<'_> {
             let (touched, _): (Vec<_>, Vec<_>) =
                 changed.iter().cloned().partition(|((path, _), ..)| after.touched.contains(path));
             let touched = self.objects(&compiler, before, after, &touched, job.regenerated)?;
-            refuse_early(&target, &touched, job.statement.in_place)?;
+            refuse_early(&target, &touched, job.statement)?;
         }
         let mut units = self.objects(&compiler, before, after, changed, job.regenerated)?;
         if !job.project.account.exact {
@@ -601,7 +603,7 @@ fn beginning(name: &str, text: &str) -> usize {
 }
 
 /// Reports faults of one unit that no other unit can remove, before hundreds of units are compiled.
-fn refuse_early(target: &TargetElf, units: &[Unit], in_place: bool) -> Result<(), Error> {
+fn refuse_early(target: &TargetElf, units: &[Unit], statement: &Statement) -> Result<(), Error> {
     let inputs: Vec<UnitInput> = units
         .iter()
         .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
@@ -618,7 +620,9 @@ fn refuse_early(target: &TargetElf, units: &[Unit], in_place: bool) -> Result<()
                 | Refusal::TypeLayoutChanged { .. }
         )
     };
-    let mut refusals = diff(target, &inputs, &Options { in_place, ..Options::default() }).err().unwrap_or_default();
+    let (in_place, write_data) = (statement.in_place, statement.write_data);
+    let options = Options { in_place, write_data, ..Options::default() };
+    let mut refusals = diff(target, &inputs, &options).err().unwrap_or_default();
     refusals.retain(is_final);
     if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }
 }
@@ -810,6 +814,7 @@ fn options(job: &Job, compiler: String, imports: Option<BTreeMap<String, Option<
         off_stack: statement.off_stack.clone(),
         staying: statement.staying.clone(),
         in_place: statement.in_place,
+        write_data: statement.write_data,
         hooks: statement.hooks.clone(),
         based_on: job.base.iter().map(Diff::fact).collect(),
         known: statement.earlier.iter().flat_map(exports).map(str::to_owned).collect(),

@@ -61,10 +61,14 @@ impl Stack {
         let below = self.0.iter().filter(|below| is_same_file(below, patch) && !patch.replaces.contains(&below.name));
         let objects = |patch: &'p Patch| {
             let functions = patch.functions.iter().map(|f| (f.old.start, f.name.as_str()));
-            functions.chain(patch.constants.iter().map(|c| (c.old.start, c.name.as_str())))
+            functions
+                .chain(patch.constants.iter().map(|c| (c.old.start, c.name.as_str())))
+                .chain(patch.data.iter().map(|c| (c.old.start, c.name.as_str())))
         };
         let changes = |below: &Patch, at| {
-            below.functions.iter().any(|f| f.old.start == at) || below.constants.iter().any(|c| c.old.start == at)
+            below.functions.iter().any(|f| f.old.start == at)
+                || below.constants.iter().any(|c| c.old.start == at)
+                || below.data.iter().any(|c| c.old.start == at)
         };
         below
             .filter(|below| !patch.contains(&below.source.diffs))
@@ -154,6 +158,7 @@ mod tests {
             exports: Vec::new(),
             functions: Vec::new(),
             constants: Vec::new(),
+            data: Vec::new(),
             off_stack: Vec::new(),
             staying: Vec::new(),
             hooks: format::Hooks::default(),

@@ -6,7 +6,7 @@ use crate::resolve::Resolution;
 use crate::symbol_names;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
-use crate::{Options, Refusal, unwind_data};
+use crate::{Options, Refusal, data_changes, unwind_data};
 use object::elf;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use stillpoint_patch_format as format;
@@ -71,7 +71,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
         for (unit, function) in self.new_exports() {
             self.add_function(unit, function);
         }
-        for &(unit, constant) in self.plan.constants.keys() {
+        for &(unit, constant) in self.plan.constants.keys().chain(self.plan.data.keys()) {
             self.add_constant(unit, constant);
         }
         self.drain();
@@ -145,6 +145,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
             let entry = &after.sections[section];
             let kind = match entry.nature {
                 Nature::Text => SectionKind::Text,
+                _ if data_changes::is_contents(self.plan, after, (unit, section)) => SectionKind::RoData,
                 // Every variable has a name; a section without one is a constant of the compiler with pointers in it.
                 Nature::Data if entry.symbols.is_empty() => SectionKind::RoData,
                 Nature::Data | Nature::Custom { write: true } => SectionKind::Data,
@@ -152,7 +153,10 @@ impl<'p, 'a> Assembly<'p, 'a> {
                 Nature::Exceptions => SectionKind::ExceptTable,
                 _ => SectionKind::RoData,
             };
-            let bytes = if kind == SectionKind::Bss { Vec::new() } else { entry.bytes.to_vec() };
+            let mut bytes = if kind == SectionKind::Bss { Vec::new() } else { entry.bytes.to_vec() };
+            if kind == SectionKind::RoData && entry.nature == Nature::Zero {
+                bytes.resize(entry.size as usize, 0);
+            }
             let align = u32::try_from(entry.align).unwrap_or(u32::MAX);
             let name = entry.name.to_owned();
             self.sections.push(format::Section { name, kind, align, size: entry.size, bytes, relocations: Vec::new() });
@@ -291,6 +295,13 @@ impl<'p, 'a> Assembly<'p, 'a> {
             }
         };
         self.patch_symbol("an undefined function", section, 0)
+    }
+
+    /// Adds contents that no unit has; returns their symbol.
+    pub(crate) fn add_contents(&mut self, name: &str, bytes: Vec<u8>, relocations: Vec<format::Relocation>) -> u32 {
+        let section = self.own_section(name, SectionKind::RoData, POOL_ALIGN, &bytes);
+        self.sections[section as usize].relocations = relocations;
+        self.patch_symbol(name, section, 0)
     }
 
     /// Adds a section that no unit has.

@@ -3,19 +3,28 @@
 use crate::compare::Pair;
 use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, SymbolType};
 use crate::unit::{Ancestor, Unit};
-use crate::{Refusal, clobbers, symbol_names, unnamed_types};
+use crate::{Options, Refusal, clobbers, symbol_names, unnamed_types};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::readable;
 
 /// Functions of the after side that differ, each with its reasons.
 pub(crate) type ChangedFunctions = BTreeMap<usize, Vec<String>>;
 
-/// Compares one unit's two sides. Collects refusals in `refusals`; where constants may change in place, collects those
-/// with different contents in `constants`.
+/// Data with different contents in one unit, as far as it may change.
+#[derive(Debug, Default)]
+pub(crate) struct ChangedData {
+    /// Constants that change in place.
+    pub(crate) constants: Vec<usize>,
+    /// Variables and constants that are written while all threads are stopped.
+    pub(crate) data: Vec<usize>,
+}
+
+/// Compares one unit's two sides. Collects refusals in `refusals`, and in `data` the changed data that `options` permit.
 pub(crate) fn find(
     unit: &Unit<'_>,
+    options: &Options,
     refusals: &mut Vec<Refusal>,
-    mut constants: Option<&mut Vec<usize>>,
+    data: &mut ChangedData,
 ) -> ChangedFunctions {
     let mut changed = ChangedFunctions::new();
     let Some(after) = &unit.after else { return changed };
@@ -36,12 +45,13 @@ pub(crate) fn find(
     }
     name_register_users(&pair, unit, &mut changed);
     for variable in unit.variables() {
-        match (self_contained(unit, &pair, variable), &mut constants) {
-            (Some(Refusal::DataChanged { .. }), Some(all)) if kind_of(pair.new, variable) == "constant" => {
-                all.push(variable);
+        match self_contained(unit, &pair, variable) {
+            Some(Refusal::DataChanged { .. }) if options.in_place && kind_of(pair.new, variable) == "constant" => {
+                data.constants.push(variable);
             }
-            (Some(refusal), _) => refusals.push(refusal),
-            (None, _) => {}
+            Some(Refusal::DataChanged { writable: true, .. }) if options.write_data => data.data.push(variable),
+            Some(refusal) => refusals.push(refusal),
+            None => {}
         }
     }
     custom_sections(unit, &pair, refusals);
@@ -142,6 +152,7 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
         unit: unit.path.to_owned(),
         object: symbol_names::stem(other.name).to_owned(),
         why: format!("its initial value differs; {}", used_by(pair.new, variable)),
+        writable: kinds.1 == "constant" || loose(kinds.1),
     })
 }
 

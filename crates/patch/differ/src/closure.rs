@@ -42,6 +42,8 @@ pub(crate) struct Plan {
     pub(crate) in_place: BTreeMap<Function, Range>,
     /// Constants that change in place.
     pub(crate) constants: BTreeMap<Function, Range>,
+    /// Variables and constants that are written while all threads are stopped.
+    pub(crate) data: BTreeMap<Function, Range>,
     pub(crate) warnings: Vec<String>,
 }
 

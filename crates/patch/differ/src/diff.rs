@@ -5,11 +5,11 @@ use crate::closure::{self, Plan};
 use crate::object_file::Home;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
-use crate::{Options, Outcome, Refusal, UnitInput, change, function_moves, in_place, types};
+use crate::{Options, Outcome, Refusal, UnitInput, change, data_changes, function_moves, in_place, types};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format as format;
 use stillpoint_patch_format::{
-    Constant, Function, Hooks, OffStack, Patch, Range, Scope, Source, Svma, TypeFact, UnitFact,
+    Constant, DataChange, Function, Hooks, OffStack, Patch, Range, Scope, Source, Svma, TypeFact, UnitFact,
 };
 
 /// Compares the units before and after, and makes the patch that changes `target` from one to the other.
@@ -19,16 +19,19 @@ use stillpoint_patch_format::{
 pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     let units = Unit::read_all(target, inputs)?;
     let mut refusals: Vec<Refusal> = Vec::new();
-    let mut constants: Vec<Vec<usize>> = vec![Vec::new(); units.len()];
-    let find = |(unit, constants)| change::find(unit, &mut refusals, Some(constants).filter(|_| options.in_place));
-    let mut changed: Vec<change::ChangedFunctions> = units.iter().zip(&mut constants).map(find).collect();
+    let mut data: Vec<change::ChangedData> = units.iter().map(|_| change::ChangedData::default()).collect();
+    let find = |(unit, data)| change::find(unit, options, &mut refusals, data);
+    let mut changed: Vec<change::ChangedFunctions> = units.iter().zip(&mut data).map(find).collect();
     function_moves::add(&units, &mut changed);
     let mut plan = closure::plan(target, &units, changed, options, &mut refusals);
+    let (constants, data) = data.into_iter().map(|unit| (unit.constants, unit.data)).unzip();
     in_place::add(target, &units, constants, &mut plan, &mut refusals);
+    data_changes::add(target, &units, data, &mut plan, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
     if plan.entries.is_empty()
         && plan.rebound.is_empty()
         && plan.constants.is_empty()
+        && plan.data.is_empty()
         && plan.in_place.is_empty()
         && refusals.is_empty()
     {
@@ -37,6 +40,7 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let mut assembly = Assembly::new(target, &units, options, &plan);
     let hooks = find_hooks(&mut assembly);
     assembly.run();
+    let data = find_data(&mut assembly);
     assembly.warnings.extend(notes);
     for (unit, lambda) in units.iter().flat_map(|unit| unit.replaced_lambdas().iter().map(move |lambda| (unit, lambda)))
     {
@@ -50,11 +54,16 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let mut off_stack = off_stack(target, &units, options, &mut refusals);
     off_stack.extend(in_place::users(&units, &plan));
     off_stack.extend(in_place::code(&units, &plan));
+    for user in data_changes::users(target, &units, &plan) {
+        if !off_stack.iter().any(|known| known.range.start == user.range.start) {
+            off_stack.push(user);
+        }
+    }
     let staying = staying(&assembly, &off_stack, &mut refusals);
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    let patch = finish(assembly, (off_stack, staying), hooks, facts);
+    let patch = finish(assembly, (off_stack, staying), (hooks, data), facts);
     format::encode(&patch).map_err(|e| vec![Refusal::Format(e.to_string())])?;
     Ok(Outcome::Patch(Box::new(patch)))
 }
@@ -92,6 +101,18 @@ fn compare_types(
         }
     }
     (facts.into_values().collect(), notes.into_iter().collect())
+}
+
+/// Returns the changes of data, whose contents are among the sections of the patch.
+fn find_data(assembly: &mut Assembly<'_, '_>) -> Vec<DataChange> {
+    let mut all = Vec::new();
+    for (&(unit, variable), &old) in &assembly.plan.data {
+        let Some((shipped, new)) = data_changes::bring(assembly, (unit, variable)) else { continue };
+        let Some(after) = assembly.after(unit) else { continue };
+        let (name, unit) = (after.symbols[variable].name.to_owned(), assembly.units[unit].path.to_owned());
+        all.push(DataChange { name, unit, old, shipped, new });
+    }
+    all
 }
 
 fn find_hooks(assembly: &mut Assembly<'_, '_>) -> Hooks {
@@ -167,7 +188,7 @@ fn ranges_of(target: &TargetElf, units: &[Unit<'_>], name: &str) -> Vec<Range> {
 fn finish(
     mut assembly: Assembly<'_, '_>,
     (off_stack, staying): (Vec<OffStack>, Vec<String>),
-    hooks: Hooks,
+    (hooks, data): (Hooks, Vec<DataChange>),
     types: Vec<TypeFact>,
 ) -> Patch {
     let (plan, units, options) = (assembly.plan, assembly.units, assembly.options);
@@ -212,13 +233,15 @@ fn finish(
         based_on: options.based_on.clone(),
         toolchain: options.toolchain.clone(),
         target: assembly.target.identity().clone(),
-        scope: options.scope.unwrap_or(Scope::ThreadLocal),
+        // no thread may run old code when new values are there
+        scope: if data.is_empty() { options.scope.unwrap_or(Scope::ThreadLocal) } else { Scope::Process },
         scope_stated: options.scope.is_some(),
         sections: assembly.sections,
         symbols: assembly.symbols,
         exports: assembly.exports.into_iter().collect(),
         functions,
         constants,
+        data,
         off_stack,
         staying,
         hooks,

@@ -72,6 +72,8 @@ pub enum Refusal {
         object: String,
         /// The difference, and the users of the object.
         why: String,
+        /// True if [`Options::write_data`](crate::Options::write_data) may permit it.
+        writable: bool,
     },
     /// A variable has another size or nature than in the target.
     #[error("variable `{object}` of {unit} changed from {before} to {after}", object = readable(.object))]

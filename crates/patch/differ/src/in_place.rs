@@ -37,6 +37,7 @@ pub(crate) fn add(
                 object: symbol_names::stem(symbol.name).to_owned(),
                 why: "its initial value differs, and it was not found in the target, or other modules may have copies of it"
                     .to_owned(),
+                writable: false,
             }),
         }
     }
@@ -97,7 +98,7 @@ pub(crate) fn users(units: &[Unit<'_>], plan: &Plan) -> Vec<OffStack> {
         let Some(after) = &unit.after else { continue };
         for section in after.sections.iter().filter(|s| s.nature == Nature::Text) {
             for reloc in &section.relocations {
-                let used = plan.constants.keys().find_map(|&(home, constant)| {
+                let used = plan.constants.keys().chain(plan.data.keys()).find_map(|&(home, constant)| {
                     let name = units[home].after.as_ref()?.symbols[constant].name;
                     let uses = match after.site(reloc) {
                         Site::Extern(other, _) => other == name,
@@ -118,8 +119,12 @@ pub(crate) fn users(units: &[Unit<'_>], plan: &Plan) -> Vec<OffStack> {
     let off_stack = found.into_iter().filter_map(|((unit, user), constant)| {
         let Ancestor::Shipped(old) = units[unit].ancestor(user) else { return None };
         let range = units[unit].shipped.as_ref()?.code(old)?;
-        let reason = format!("uses `{}`, which changes in place", readable(constant));
-        Some(OffStack { name: old.to_owned(), range, reason })
+        Some(OffStack { name: old.to_owned(), range, reason: use_reason(constant) })
     });
     off_stack.collect()
+}
+
+/// Returns the reason why code that uses a constant or a variable must not be on a stack.
+pub(crate) fn use_reason(name: &str) -> String {
+    format!("uses `{}`, which changes in place", readable(name))
 }

@@ -13,7 +13,8 @@
 //! - every name that new code refers to has one address in the target. It is read back from the relocated places, and
 //!   no relocated place, no symbol table of the target and no other unit contradicts it. All other names are in the
 //!   patch, in an earlier patch of the series or in a library;
-//! - every variable that live code holds keeps its address, size, type and initial value;
+//! - every variable that live code holds keeps its address, size and type, and its initial value unless the author permits
+//!   the change ([`Options::write_data`]); then the patch has the value as shipped, and all code that names it;
 //! - every class of C++ keeps its table of virtual functions and its type, and every static object its initialisation;
 //! - no remaining call would reach the wrong version: where an entry cannot be redirected, its callers are.
 //!
@@ -65,6 +66,7 @@ mod clobbers;
 mod closure;
 mod compare;
 mod correlate;
+mod data_changes;
 mod diff;
 mod error;
 mod function_moves;

@@ -411,6 +411,31 @@ impl<'a> Object<'a> {
         symbols.iter().find_map(|&s| inside(s))
     }
 
+    /// Returns true if a variable holds a distance from its own place to another.
+    pub(crate) fn has_relative_pointer(&self, variable: usize) -> bool {
+        let symbol = &self.symbols[variable];
+        let Home::Section(section) = symbol.home else { return false };
+        let within = symbol.value..symbol.value.saturating_add(symbol.size);
+        let absolute = [elf::R_X86_64_64, elf::R_X86_64_32, elf::R_X86_64_32S];
+        let mut inside = self.sections[section].relocations.iter().filter(|r| within.contains(&r.offset));
+        inside.any(|r| !absolute.contains(&elf::RelocationType(r.kind)))
+    }
+
+    /// Returns the function whose inner addresses a variable holds (labels of a computed `goto`): such a table belongs to one version of the
+    /// function.
+    pub(crate) fn label_holder(&self, variable: usize) -> Option<&'a str> {
+        let symbol = &self.symbols[variable];
+        let Home::Section(section) = symbol.home else { return None };
+        let within = symbol.value..symbol.value.saturating_add(symbol.size);
+        self.sections[section].relocations.iter().filter(|r| within.contains(&r.offset)).find_map(|reloc| {
+            let Site::Inside { section: to, offset, .. } = self.site(reloc) else { return None };
+            let code = self.sections[to].nature == Nature::Text;
+            let owner = self.owner(to, offset).filter(|_| code)?;
+            let entry = self.sections[to].symbols.iter().any(|s| self.symbols[*s].value as i64 == offset);
+            (!entry).then(|| self.symbols[owner].name)
+        })
+    }
+
     /// Returns all functions that it defines, cold parts included.
     pub(crate) fn functions(&self) -> impl Iterator<Item = (usize, &Symbol<'a>)> {
         self.symbols.iter().enumerate().filter(|(_, symbol)| {

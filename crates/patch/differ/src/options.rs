@@ -49,6 +49,8 @@ pub struct Options {
     pub staying: Vec<String>,
     /// True if constants may change in place, for a kernel with address-space generations.
     pub in_place: bool,
+    /// True if variables and constants that the program holds may get their new initial value, while all threads are stopped.
+    pub write_data: bool,
     /// Functions that run around the transition.
     pub hooks: HookNames,
     /// Diffs that `before` contains and `shipped` does not.

@@ -409,12 +409,12 @@ impl Assembly<'_, '_> {
         if let Some((value, how)) = self.another_copy(unit, owner, reference_kind(reloc)) {
             return Ok((self.symbol(&name, value, how), addend));
         }
-        if let Some(function) = self.holds_labels(unit, owner) {
+        if let Some(function) = after.label_holder(owner) {
             if self.is_constant(unit, section) {
                 return self.add_data(unit, section, Some(owner), reloc, raw);
             }
             let why = format!("it holds addresses inside of `{function}`, and the changed function `{user}` uses it");
-            return Err(Refusal::DataChanged { unit: path.to_owned(), object: name, why });
+            return Err(Refusal::DataChanged { unit: path.to_owned(), object: name, why, writable: false });
         }
         match self.units[unit].ancestor(owner) {
             Ancestor::Ambiguous(candidates) => Err(Refusal::AmbiguousStatic {
@@ -451,22 +451,6 @@ impl Assembly<'_, '_> {
                 self.add_data(unit, section, Some(owner), reloc, raw)
             }
         }
-    }
-
-    /// Returns the function whose inner addresses a variable holds (labels of a computed `goto`): such a table belongs
-    /// to one version of the function.
-    fn holds_labels(&self, unit: usize, variable: usize) -> Option<&str> {
-        let after = self.after(unit)?;
-        let symbol = &after.symbols[variable];
-        let Home::Section(section) = symbol.home else { return None };
-        let within = symbol.value..symbol.value.saturating_add(symbol.size);
-        after.sections[section].relocations.iter().filter(|r| within.contains(&r.offset)).find_map(|reloc| {
-            let Site::Inside { section: to, offset, .. } = after.site(reloc) else { return None };
-            let code = after.sections[to].nature == Nature::Text;
-            let owner = after.owner(to, offset).filter(|_| code)?;
-            let entry = after.sections[to].symbols.iter().any(|s| after.symbols[*s].value as i64 == offset);
-            (!entry).then(|| after.symbols[owner].name)
-        })
     }
 
     fn is_constant(&self, unit: usize, section: usize) -> bool {

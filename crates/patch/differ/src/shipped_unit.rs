@@ -102,6 +102,11 @@ impl<'a> ShippedUnit<'a> {
         reverse::data_matches(target, &self.object, &whole).then_some(range)
     }
 
+    /// Returns the name of the function that was found at an address.
+    pub(crate) fn name_of_code(&self, at: u64) -> Option<&'a str> {
+        self.object.functions().map(|(_, s)| s.name).find(|name| self.code(name).is_some_and(|code| code.start.0 == at))
+    }
+
     fn function(&self, name: &str) -> Option<(usize, &Symbol<'a>)> {
         let is_code = |s: &Symbol<'_>| {
             let Home::Section(home) = s.home else { return false };

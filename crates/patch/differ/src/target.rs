@@ -8,7 +8,7 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader, Sym};
 use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags, RelocationTarget};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
-use stillpoint_patch_format::{BuildId, ResolvedBy, Target, TargetKind};
+use stillpoint_patch_format::{BuildId, Range, ResolvedBy, Target, TargetKind};
 
 /// Size limit of a target, in bytes: addresses of code and data stay within the range of 32-bit displacements.
 const SIZE_MAX: u64 = 2 << 30;
@@ -140,6 +140,68 @@ impl TargetElf {
         let load = self.loads.iter().find(|l| l.start <= at && at - l.start < l.size)?;
         let start = usize::try_from(at - load.start).ok()?;
         load.bytes.get(start..start.checked_add(usize::try_from(len).ok()?)?)
+    }
+
+    /// Returns initial bytes of data: those of the file, and zeros where a segment has more memory than bytes in the file.
+    pub(crate) fn initial_bytes(&self, at: u64, len: u64) -> Option<Vec<u8>> {
+        let load = self.loads.iter().find(|l| l.start <= at && at - l.start < l.size && !l.executable)?;
+        let (start, end) = (at - load.start, (at - load.start).checked_add(len).filter(|end| *end <= load.size)?);
+        let present = load.bytes.len() as u64;
+        let mut bytes = load.bytes[start.min(present) as usize..end.min(present) as usize].to_vec();
+        bytes.resize(usize::try_from(len).ok()?, 0);
+        Some(bytes)
+    }
+
+    /// Returns the address of a pointer in data outside of `place` that points into it. In a file without addresses of its own, the dynamic
+    /// linker's list names all pointers.
+    pub(crate) fn pointer_into(&self, place: Range) -> Option<u64> {
+        let inside = |at: &u64| (place.start.0..place.start.0 + place.len).contains(at);
+        let listed =
+            self.dynamic.iter().find(|(at, d)| matches!(d, Dynamic::Relative(to) if inside(to)) && !inside(at));
+        if listed.is_some() || self.identity.kind != TargetKind::Executable {
+            return listed.map(|(at, _)| *at);
+        }
+        self.loads.iter().filter(|load| !load.executable).find_map(|load| {
+            let words = load.bytes.chunks_exact(8).enumerate();
+            let mut words =
+                words.map(|(i, word)| (load.start + 8 * i as u64, word.try_into().map_or(0, u64::from_le_bytes)));
+            words.find(|(at, to)| inside(to) && !inside(at)).map(|(at, _)| at)
+        })
+    }
+
+    /// Returns the ranges of code with an instruction that names a byte of `place`, or a byte shortly before it: compilers name the place
+    /// before the first element of an array too.
+    pub(crate) fn code_that_names(&self, place: Range) -> Vec<(u64, u64)> {
+        const BEFORE: u64 = 8;
+        let named = place.start.0.saturating_sub(BEFORE)..place.start.0 + place.len;
+        // elsewhere an address of 32 bits is an offset in a structure
+        let absolute = self.identity.kind == TargetKind::Executable;
+        let mut found = Vec::new();
+        let mut covered = 0;
+        for (&start, &len) in &self.frames {
+            let Some(code) = self.bytes(start, len).filter(|_| start >= covered) else { continue };
+            covered = start + len;
+            let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+            let mut instruction = Instruction::default();
+            while decoder.can_decode() {
+                decoder.decode_out(&mut instruction);
+                let names = (0..instruction.op_count()).any(|i| match instruction.op_kind(i) {
+                    OpKind::Memory => {
+                        let whole = absolute || instruction.memory_base() == Register::RIP;
+                        whole && named.contains(&instruction.memory_displacement64())
+                    }
+                    OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
+                        absolute && named.contains(&instruction.immediate(i))
+                    }
+                    _ => false,
+                });
+                if names {
+                    found.push((start, len));
+                    break;
+                }
+            }
+        }
+        found
     }
 
     pub(crate) fn i32_at(&self, at: u64) -> Option<i32> {

@@ -294,6 +294,37 @@ pub enum Error {
         /// Address of the constant.
         at: Avma,
     },
+    /// A variable does not hold what it is expected to hold.
+    #[error(
+        "the program has changed `{name}` at {at} (offset {offset}): it no longer holds {}",
+        .patch.as_ref().map_or("its initial value".to_owned(), |patch| format!("what patch {patch} wrote"))
+    )]
+    DataWritten {
+        /// Name of the variable.
+        name: String,
+        /// Its address.
+        at: Avma,
+        /// First byte that differs.
+        offset: usize,
+        /// The active patch that wrote the variable last.
+        patch: Option<String>,
+    },
+    /// A variable is located where it cannot be written.
+    #[error("`{name}` at {at} {why}")]
+    DataUnwritable {
+        /// Name of the variable.
+        name: String,
+        /// Its address.
+        at: Avma,
+        /// Reason.
+        why: String,
+    },
+    /// The patch changes data for all threads at once.
+    #[error("patch {0} changes data for all threads at once, which --view generation does not support")]
+    DataByTrampolinesOnly(String),
+    /// A change of data was begun, and no thread of the process has run to complete it.
+    #[error("process {0} is stopped in the middle of a change of data, which its threads complete when they run")]
+    DataChanging(Pid),
     /// The library's control block no longer has its known form.
     #[error("the control block of libstillpoint at {0} has unexpected contents")]
     Control(Avma),
@@ -395,7 +426,7 @@ impl Error {
     pub fn service_state(&self) -> ServiceState {
         match self {
             Error::RolledBack { .. } | Error::TimedOut(_) => ServiceState::RolledBack,
-            Error::Unfinished { .. } | Error::Stuck { .. } => ServiceState::Unfinished,
+            Error::Unfinished { .. } | Error::Stuck { .. } | Error::DataChanging(_) => ServiceState::Unfinished,
             Error::Ended(_) => ServiceState::Ended,
             Error::Hook { .. } | Error::File { .. } => ServiceState::OldSide,
             _ => ServiceState::Untouched,
@@ -458,8 +489,9 @@ impl Error {
             | Error::Invisible { .. }
             | Error::NoRoom { .. }
             | Error::NoWord(_)
+            | Error::NotConstant { .. }
             | Error::ManyCopies { .. }
-            | Error::NotConstant { .. } => {
+            | Error::DataUnwritable { .. } => {
                 "upgrade the package and restart the service: this process cannot get the patch"
             }
             Error::Ledger(_) | Error::MultipleLedgers(_) | Error::TooMuchMemory(_) | Error::Control(_) => {
@@ -470,7 +502,12 @@ impl Error {
             }
             Error::Ended(_) => "the same command for the process that runs now, for example with --unit NAME",
             Error::File { .. } => "a path that exists and that this user can read and write",
-            Error::NoGenerations => "--view trampoline",
+            Error::NoGenerations | Error::DataByTrampolinesOnly(_) => "--view trampoline",
+            Error::DataWritten { patch: None, .. } => {
+                "patch build without --write-data and a hook that changes the value, see stillpoint-patch-hooks(7); or a restart of the service"
+            }
+            Error::DataWritten { .. } => "leave the patch applied until the service is restarted with the new version",
+            Error::DataChanging(pid) => return Some(format!("`kill -CONT {pid}`, then the same command again")),
             Error::ThreadsStay { .. } => {
                 "apply again when these threads have left the functions, or revert, with --view generation"
             }

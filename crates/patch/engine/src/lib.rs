@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+mod data_change;
 mod debuggers;
 mod error;
 mod event_pump;
@@ -67,5 +68,5 @@ pub use generation::Generation;
 pub use options::{Options, Outcome, PatchSelection, Quiescence, ThreadView};
 pub use points::{Name, PendingRequest, QuiescencePoints, RegisteredThread, ThreadState, abi};
 pub use report::{Observer, now_ns};
-pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, UnfinishedTransition, peek, status};
+pub use status::{DataStatus, EntryStatus, PatchStatus, Status, ThreadStatus, UnfinishedTransition, peek, status};
 pub use stillpoint_patch_tracee::IdlePriority;

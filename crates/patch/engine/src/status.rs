@@ -79,6 +79,8 @@ pub struct PatchStatus {
     pub build_id: String,
     /// Functions that it redirects.
     pub functions: Vec<String>,
+    /// Variables and constants whose contents it has written.
+    pub data: Vec<DataStatus>,
     /// Memory of the patch in bytes.
     pub bytes: u64,
     /// Scope of the patch.
@@ -87,6 +89,17 @@ pub struct PatchStatus {
     pub signer: Option<String>,
     /// Wall-clock seconds since 1970 of its placement.
     pub placed_at_s: u64,
+}
+
+/// A variable or constant whose contents a patch has written.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DataStatus {
+    /// Name of the variable.
+    pub name: String,
+    /// Address of the variable.
+    pub address: String,
+    /// False if the program has changed it since: then no patch that wrote it can be reverted.
+    pub unchanged: bool,
 }
 
 /// State of an entry, or of a constant that patches change in place, in the ledger and in memory.
@@ -177,6 +190,7 @@ fn summary(
     view: &View,
     threads: Vec<ThreadStatus>,
 ) -> Result<Status, Error> {
+    let data = view.data(&view.active);
     let patches = view.active.iter().filter_map(|n| view.patch(*n)).map(|p| PatchStatus {
         name: p.name.clone(),
         digest: hex::encode(p.digest),
@@ -185,6 +199,7 @@ fn summary(
         module: p.module.clone(),
         build_id: p.build_id.to_string(),
         functions: p.functions.iter().map(|f| f.name.clone()).collect(),
+        data: p.data.iter().map(|c| data_status(process, data.get(&c.at).copied(), c)).collect(),
         bytes: p.arena.len,
         scope: p.scope,
         signer: p.signer.clone(),
@@ -221,6 +236,13 @@ fn summary(
         bytes_kept: view.bytes_kept(),
         ledger_bytes: store.ledger.end as u64,
     })
+}
+
+/// Compares a variable with what the newest active patch has written.
+fn data_status(process: &Process, newest: Option<&[u8]>, written: &ConstantRecord) -> DataStatus {
+    let now = process.memory().read_vec(written.at, written.new.len());
+    let unchanged = now.is_ok_and(|now| newest == Some(&now[..]));
+    DataStatus { name: written.name.clone(), address: written.at.to_string(), unchanged }
 }
 
 fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {

@@ -1,11 +1,11 @@
 //! A process as an operation finds it.
 
-use crate::Error;
 use crate::event_pump::ended_or;
 use crate::generation_word::check_libc;
 use crate::image::Dynamic;
 use crate::ledger::store::{self, Store};
 use crate::ledger::{Record, Transition, View};
+use crate::{Error, data_change};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::JUMP_LEN;
 use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Stat, Status, frozen_group};
@@ -71,7 +71,7 @@ impl Target {
         store.append(self.process.memory(), record)
     }
 
-    /// Checks that every entry and constant holds the bytes that the transition replaces.
+    /// Checks that every entry, constant and variable holds the bytes that the transition replaces.
     pub(crate) fn expect_old_side(&self, transition: &Transition) -> Result<(), Error> {
         let memory = self.process.memory();
         for site in &transition.sites {
@@ -86,7 +86,8 @@ impl Target {
                 return Err(Error::BytesDiffer { function: constant.name.clone(), at: constant.at, offset });
             }
         }
-        Ok(())
+        let data = transition.data.iter().flat_map(|data| &data.changes);
+        data_change::expect_all(memory, &self.view, data)
     }
 }
 

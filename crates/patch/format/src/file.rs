@@ -6,7 +6,11 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// Version of the file format.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
+/// Version of a file without changes of data: earlier programs read it too.
+const VERSION_WITHOUT_DATA: u32 = 3;
+/// Largest number of bytes of data that one patch changes.
+pub const DATA_MAX: u64 = 64 << 10;
 const MAGIC: &[u8; 8] = b"STILLPT\n";
 const FLAG_SIGNED: u32 = 1;
 const HEADER_LEN: usize = 8 + 4 + 4 + 8 + 32;
@@ -128,14 +132,18 @@ fn signed_bytes(header: &[u8; HEADER_LEN], id: KeyId) -> Vec<u8> {
 
 fn encode_with(patch: &Patch, key: Option<&SecretKey>) -> Result<Vec<u8>, Error> {
     validate::validate(patch)?;
-    let body = postcard::to_stdvec(patch)?;
+    let mut body = postcard::to_stdvec(patch)?;
+    let version = if patch.data.is_empty() { VERSION_WITHOUT_DATA } else { VERSION };
+    if version == VERSION {
+        body = postcard::to_extend(&patch.data, body)?;
+    }
     if body.len() > BODY_MAX {
         return Err(Error::Inconsistent(format!("body of {} bytes exceeds the limit of {BODY_MAX}", body.len())));
     }
     let flags = if key.is_some() { FLAG_SIGNED } else { 0 };
     let mut header = [0u8; HEADER_LEN];
     header[..8].copy_from_slice(MAGIC);
-    header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    header[8..12].copy_from_slice(&version.to_le_bytes());
     header[12..16].copy_from_slice(&flags.to_le_bytes());
     header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
     header[24..].copy_from_slice(&Sha256::digest(&body));
@@ -179,7 +187,7 @@ pub fn decode(bytes: &[u8]) -> Result<Signed, Error> {
         .ok_or(Error::Truncated { have: bytes.len(), need: HEADER_LEN })?;
     let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
     let version = u32_at(8);
-    if version != VERSION {
+    if ![VERSION_WITHOUT_DATA, VERSION].contains(&version) {
         return Err(Error::Version(version));
     }
     let flags = u32_at(12);
@@ -208,7 +216,10 @@ pub fn decode(bytes: &[u8]) -> Result<Signed, Error> {
         let block = &bytes[HEADER_LEN..body_at];
         (KeyId(std::array::from_fn(|i| block[i])), std::array::from_fn(|i| block[8 + i]))
     });
-    let (patch, rest) = postcard::take_from_bytes::<Patch>(body)?;
+    let (mut patch, mut rest) = postcard::take_from_bytes::<Patch>(body)?;
+    if version == VERSION {
+        (patch.data, rest) = postcard::take_from_bytes(rest)?;
+    }
     if !rest.is_empty() {
         return Err(Error::TrailingBytes(rest.len()));
     }

@@ -11,7 +11,7 @@
 //! ```text
 //! magic "STILLPT\n" | version u32 | flags u32 | body length u64 | SHA-256 of body | [key id 8 | ed25519 signature 64] | body
 //! ```
-//! Integers are little-endian; the body is `postcard`. The signature covers everything before it.
+//! Integers are little-endian; the body is `postcard`: a [`Patch`], and from version 4 on its changes of data. The signature covers everything before it.
 #![forbid(unsafe_code)]
 
 mod demangle;
@@ -22,6 +22,6 @@ mod validate;
 
 pub use demangle::{readable, readable_short};
 pub use error::Error;
-pub use file::{KeyId, PublicKey, SecretKey, Signed, VERSION, decode, encode, encode_signed};
+pub use file::{DATA_MAX, KeyId, PublicKey, SecretKey, Signed, VERSION, decode, encode, encode_signed};
 pub use model::*;
 pub use validate::is_patch_name;

@@ -74,6 +74,10 @@ pub struct Patch {
     /// Constants of the target, and functions without relocations, whose contents change in place. Trampolines cannot do that: such a patch
     /// needs a kernel with address-space generations.
     pub constants: Vec<Constant>,
+    /// Variables and constants of the target whose contents change for all threads at once. They follow the other fields in the file, and
+    /// only if there are any: files without them are as before.
+    #[serde(skip)]
+    pub data: Vec<DataChange>,
     /// Further code of the target that must not be on a thread's stack when the thread migrates (the ranges of `functions` always count).
     pub off_stack: Vec<OffStack>,
     /// Names from `functions` and `off_stack`: a thread that does not leave one of them keeps the old version while all other threads
@@ -343,6 +347,22 @@ pub struct Constant {
     pub unit: String,
     /// Its location and length.
     pub old: Range,
+    /// Index into [`Patch::symbols`] of the new contents, which have the same length.
+    pub new: u32,
+}
+
+/// A variable or constant of the target whose contents change for all threads at once, while all are stopped.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DataChange {
+    /// Name of the variable.
+    pub name: String,
+    /// The translation unit that defines it.
+    pub unit: String,
+    /// Its location and length.
+    pub old: Range,
+    /// Index into [`Patch::symbols`] of its contents as shipped, which have the same length. They are compared with memory before the
+    /// engine changes anything.
+    pub shipped: u32,
     /// Index into [`Patch::symbols`] of the new contents, which have the same length.
     pub new: u32,
 }

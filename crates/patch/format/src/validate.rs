@@ -1,6 +1,6 @@
 //! Checks of every rule of a [`Patch`], so that no later step has to check again.
 
-use crate::{Error, Patch, Range, Relocation, RelocationKind, Section, SectionKind, SymbolValue};
+use crate::{DATA_MAX, Error, Patch, Range, Relocation, RelocationKind, Scope, Section, SectionKind, SymbolValue};
 
 const NAME_MAX: usize = 128;
 const TEXT_MAX: usize = 64 << 10;
@@ -20,7 +20,7 @@ pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
             return refuse(format!("a text of {} bytes exceeds {TEXT_MAX}", text.len()));
         }
     }
-    if patch.functions.is_empty() && patch.constants.is_empty() {
+    if patch.functions.is_empty() && patch.constants.is_empty() && patch.data.is_empty() {
         return refuse("neither a function nor a constant is patched");
     }
     if patch.target.build_id.0.len() > 64 {
@@ -35,6 +35,7 @@ pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
     }
     functions(patch)?;
     constants(patch)?;
+    data(patch)?;
     let hooks = &patch.hooks;
     for &hook in hooks.pre_apply.iter().chain(&hooks.post_apply).chain(&hooks.pre_revert).chain(&hooks.post_revert) {
         text_symbol(patch, hook, "hook")?;
@@ -154,6 +155,46 @@ fn constants(patch: &Patch) -> Result<(), Error> {
             ));
         }
         all.push((c.old, &c.name));
+    }
+    apart(all)
+}
+
+fn data(patch: &Patch) -> Result<(), Error> {
+    let mut all: Vec<(Range, &str)> = patch.constants.iter().map(|c| (c.old, c.name.as_str())).collect();
+    for change in &patch.data {
+        range(&change.name, change.old)?;
+        for (index, what) in [(change.shipped, "shipped"), (change.new, "new")] {
+            let fits = match patch.symbols.get(index as usize).map(|s| &s.value) {
+                Some(SymbolValue::Patch { section, offset }) => {
+                    patch.sections.get(*section as usize).is_some_and(|s| {
+                        let end = offset.checked_add(change.old.len).filter(|end| *end <= s.size);
+                        // the bytes are copied to another place
+                        let within =
+                            |r: &&Relocation| end.is_some_and(|end| (*offset..end).contains(&u64::from(r.offset)));
+                        let mut relocations = s.relocations.iter().filter(within);
+                        let absolute = [RelocationKind::Abs64, RelocationKind::Abs32, RelocationKind::Abs32Signed];
+                        s.kind == SectionKind::RoData
+                            && end.is_some()
+                            && relocations.all(|r| absolute.contains(&r.kind))
+                    })
+                }
+                _ => false,
+            };
+            if !fits {
+                return refuse(format!(
+                    "{}: symbol {index} is not {} bytes of {what} contents",
+                    change.name, change.old.len
+                ));
+            }
+        }
+        all.push((change.old, &change.name));
+    }
+    let len = patch.data.iter().fold(0, |sum: u64, change| sum.saturating_add(change.old.len));
+    if len > DATA_MAX {
+        return refuse(format!("{len} bytes of data change, more than {DATA_MAX}"));
+    }
+    if !patch.data.is_empty() && patch.scope != Scope::Process {
+        return refuse("data changes, and the scope is not the process");
     }
     apart(all)
 }

@@ -11,7 +11,7 @@ pub const DISPATCH_LEN: usize = 43;
 pub const FAR_STUB_LEN: usize = 6;
 
 /// Returns the distance from the end of the instruction of `len` bytes at `at` to `to`, if 32 bits can hold it.
-fn rel32(at: Avma, len: u64, to: Avma) -> Result<[u8; 4], Error> {
+pub(crate) fn rel32(at: Avma, len: u64, to: Avma) -> Result<[u8; 4], Error> {
     let distance = to.0.wrapping_sub(at.0.wrapping_add(len)) as i64;
     i32::try_from(distance).map(i32::to_le_bytes).map_err(|_| Error::OutOfReach { at, to })
 }
@@ -35,12 +35,15 @@ pub enum DispatchState {
     AllThen = 1,
     /// All threads go to the old side; their words are ignored.
     AllOtherwise = 2,
+    /// All threads are stopped while data change. If the tool dies, they complete the change before they execute other code, see
+    /// [`complete_data`](crate::complete_data); then the state is [`DispatchState::AllThen`].
+    DataChanging = 3,
 }
 
 impl DispatchState {
     /// Returns the state that a byte in memory encodes.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::PerThread, Self::AllThen, Self::AllOtherwise].into_iter().find(|s| *s as u8 == byte)
+        [Self::PerThread, Self::AllThen, Self::AllOtherwise, Self::DataChanging].into_iter().find(|s| *s as u8 == byte)
     }
 }
 

@@ -33,6 +33,7 @@
 //! Follows "Text poking" and "Per-thread generation" of the design, Intel SDM volume 2 for encodings.
 #![forbid(unsafe_code)]
 
+mod complete_data;
 mod displace;
 mod entry;
 mod error;
@@ -40,6 +41,7 @@ mod find_object;
 mod jump;
 mod stack;
 
+pub use complete_data::{COMPLETE_DATA_LEN, complete_data, data_list};
 pub use displace::{DISPLACED_MAX, displace};
 pub use entry::{EntryPlan, branch_targets, is_padding, plan_entry};
 pub use error::Error;

@@ -47,17 +47,19 @@ fn check_variant(case: &Case, variant: &Variant) -> Result<(), String> {
             return given_up(case, &mut server, &run, &[3, 4], function);
         }
     }
+    // data change for all threads at once
+    let how: &[&str] = if case.data.is_empty() { &[] } else { &["--quiescence", "stop"] };
     if let Some(base) = &base {
         exits_with_0(&patch_calls::apply(base, pid))?;
         expect("under the first patch", &mut server, &case.base)?;
     }
-    exits_with_0(&patch_calls::apply(&file, pid))?;
+    exits_with_0(&patch_calls::apply(&file, pid).args(how.iter().copied()))?;
     expect("under the patch", &mut server, &case.after)?;
-    let again = exits_with_0(&patch_calls::apply(&file, pid))?;
+    let again = exits_with_0(&patch_calls::apply(&file, pid).args(how.iter().copied()))?;
     if !format!("{}{}", again.stdout, again.stderr).contains("already") {
         return Err(format!("a second apply does not say that it is already applied: {again}"));
     }
-    exits_with_0(&patch_calls::revert(pid))?;
+    exits_with_0(&patch_calls::revert(pid).args(how.iter().copied()))?;
     expect("after the revert", &mut server, &case.reverted)
 }
 

@@ -15,6 +15,7 @@ mod unwind;
 
 mod bad_input;
 mod crash;
+mod data_changes;
 mod earlier_version;
 mod eintr;
 mod exceptions_live;

@@ -175,8 +175,14 @@ impl Program {
     /// Makes a patch with version `to` on top of the patch `earlier`, which has version `from`.
     #[track_caller]
     pub fn patch_on_top(&self, earlier: &Path, from: u32, to: u32) -> PathBuf {
+        self.patch_on_top_with(earlier, from, to, &[])
+    }
+
+    /// Makes a patch as [`Program::patch_on_top`] does, with further options for `patch build`.
+    #[track_caller]
+    pub fn patch_on_top_with(&self, earlier: &Path, from: u32, to: u32, options: &[&str]) -> PathBuf {
         let path = self.dir.path().join(format!("{}-{from}-{to}.patch", self.name));
-        let call = self.build_of(&self.diff(from, to), &path);
+        let call = self.build_of(&self.diff(from, to), &path).args(options.iter().copied());
         call.arg("--on-top-of").arg(self.diff(1, from)).arg("--earlier").arg(earlier).succeed();
         path
     }
@@ -323,6 +329,11 @@ impl Victim {
     /// Sends the only command of the victim.
     pub fn command(&self) {
         self.control.write_all_at(&1u32.to_le_bytes(), COMMAND).expect("command");
+    }
+
+    /// Returns true until the victim has taken the command.
+    pub fn is_commanded(&self) -> bool {
+        u32::from_le_bytes(self.read(COMMAND)) != 0
     }
 
     /// Requests its end.

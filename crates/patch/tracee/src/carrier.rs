@@ -71,6 +71,12 @@ fn rank(waits_in: Option<(u64, [u64; 6])>) -> u8 {
 
 /// Returns the reason why a stopped thread cannot carry remote calls, if there is one.
 pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Error> {
+    let mappings = tracer.process.mappings()?;
+    fault_among(tracer, tid, &mappings)
+}
+
+/// Returns the reason why a stopped thread of a process with these mappings cannot carry remote calls, if there is one.
+pub(crate) fn fault_among(tracer: &mut Tracer, tid: i32, mappings: &[Mapping]) -> Result<Option<String>, Error> {
     if !tracer.stop_state(tid)?.trap {
         return Ok(Some("it is stopped in the middle of a system call".to_owned()));
     }
@@ -78,7 +84,7 @@ pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Err
     if registers.has_no_user_side() {
         return Ok(Some("it has no user side (a worker of the kernel)".to_owned()));
     }
-    let Some(stack) = own_stack(&tracer.process, tid, &registers)? else {
+    let Some(stack) = own_stack(&tracer.process, tid, &registers, mappings) else {
         return Ok(Some("it is not on its own stack (coroutine or alternate signal stack)".to_owned()));
     };
     if registers.rsp - stack.start.0 < STACK_ROOM_BYTES + RED_ZONE {
@@ -109,19 +115,17 @@ fn in_restartable_sequence(tracer: &Tracer, tid: i32) -> bool {
 /// Returns the part of the thread's own stack from its lowest byte to the end, if the thread is on it. That is the mapping below its thread
 /// control block (glibc puts the block at the top of every stack, also of stacks that the program provides), or `[stack]` for the first
 /// thread.
-pub(crate) fn own_stack(process: &Process, tid: i32, registers: &Registers) -> Result<Option<Mapping>, Error> {
-    let mut mappings = process.mappings()?;
+fn own_stack(process: &Process, tid: i32, registers: &Registers, mappings: &[Mapping]) -> Option<Mapping> {
     let sp = Avma(registers.rsp);
-    let Some(at) = mappings.iter().position(|m| m.contains(sp) && m.read && m.write) else { return Ok(None) };
-    let mut stack = mappings.swap_remove(at);
+    let mut stack = mappings.iter().find(|m| m.contains(sp) && m.read && m.write)?.clone();
     // The first thread of a process that another thread forked is on that thread's stack.
     if tid == process.pid().0 && stack.path.as_deref() == Some("[stack]") {
-        return Ok(Some(stack));
+        return Some(stack);
     }
     let control_block = Avma(registers.fs_base);
     if !stack.contains(control_block) || control_block <= sp {
-        return Ok(None);
+        return None;
     }
     stack.end = control_block;
-    Ok(Some(stack))
+    Some(stack)
 }

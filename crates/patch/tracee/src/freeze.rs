@@ -6,6 +6,7 @@
 //! 37 ms. Threads that have used less than a quarter of what threads use on average, and sleep, are stopped first and woken last: a short
 //! stop of these delays no client.
 
+use crate::remote::{Diversion, Remote};
 use crate::restart;
 use crate::status::AverageUsage;
 use crate::tracer::{STOP_TIMEOUT, State, StopOutcome, Tracer, UNINTERRUPTIBLE_LIMIT_MIN, unstoppable};
@@ -112,6 +113,8 @@ pub struct FrozenProcess<'s, 'p> {
     order: Vec<Tid>,
     /// Number of idle threads; they are the first ones of `order`.
     idle: usize,
+    /// Threads that execute other code first, see [`FrozenProcess::divert`].
+    diverted: Vec<Diversion>,
     /// Time for which threads were stopped in failed attempts, in nanoseconds.
     failed_attempts: Vec<(Tid, u64)>,
     thawed: bool,
@@ -119,7 +122,14 @@ pub struct FrozenProcess<'s, 'p> {
 
 impl<'s, 'p> FrozenProcess<'s, 'p> {
     fn empty(session: &'s mut Session<'p>) -> FrozenProcess<'s, 'p> {
-        FrozenProcess { session, order: Vec::new(), idle: 0, failed_attempts: Vec::new(), thawed: false }
+        FrozenProcess {
+            session,
+            order: Vec::new(),
+            idle: 0,
+            diverted: Vec::new(),
+            failed_attempts: Vec::new(),
+            thawed: false,
+        }
     }
 
     /// Stops all threads; tries again if other threads would have been stopped for too long because of one in state D.
@@ -438,6 +448,40 @@ impl<'s, 'p> FrozenProcess<'s, 'p> {
         let holder = tracer.threads.keys().next().copied().unwrap_or(tracer.process.pid().0);
         let memory = tracer.process.memory();
         pieces.iter().try_for_each(|(at, bytes)| memory.write_through(holder, *at, bytes))
+    }
+
+    /// Makes every thread execute the code at `code` before anything else when it continues: after the tool's death, or if
+    /// [`FrozenProcess::cancel_diversion`] does not come first. The code may use any register but the stack pointer, and returns; then the
+    /// thread restores itself. If a thread cannot be diverted, all are restored.
+    ///
+    /// # Errors
+    /// [`Error::BadCarrier`], [`Error::NoGadget`] or [`Error::Seccomp`] for a thread that cannot restore itself; or it has ended.
+    pub fn divert(&mut self, code: Avma) -> Result<(), Error> {
+        // while all threads are stopped, none maps memory
+        let mappings = self.session.process().mappings()?;
+        for tid in self.threads() {
+            let tracer = &mut self.session.tracer;
+            if tracer.registers(tid.0)?.has_no_user_side() {
+                continue;
+            }
+            match Remote::begin_among(tracer, tid.0, &mappings).and_then(|remote| remote.divert(code)) {
+                Ok(diversion) => self.diverted.push(diversion),
+                Err(error) => {
+                    self.cancel_diversion()?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Restores all threads that were diverted: they continue with their own code.
+    ///
+    /// # Errors
+    /// A thread has ended; the others are restored.
+    pub fn cancel_diversion(&mut self) -> Result<(), Error> {
+        let results: Vec<_> = self.diverted.drain(..).map(|diversion| diversion.cancel()).collect();
+        results.into_iter().collect()
     }
 
     /// Thaws and returns for how long each thread was stopped, in nanoseconds, in the order thawed; after them the times of failed

@@ -22,7 +22,7 @@ use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, ERESTARTNOINTR, ER
 use crate::seccomp::Filters;
 use crate::sys::{self, Wait};
 use crate::tracer::{State, StopOutcome, Tracer};
-use crate::{Error, Tid, carrier};
+use crate::{Error, Mapping, Tid, carrier};
 use std::io;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
@@ -70,7 +70,13 @@ enum Phase {
 
 impl<'h> Remote<'h> {
     pub(crate) fn begin(tracer: &'h mut Tracer, tid: i32) -> Result<Remote<'h>, Error> {
-        if let Some(why) = carrier::fault(tracer, tid)? {
+        let mappings = tracer.process.mappings()?;
+        Remote::begin_among(tracer, tid, &mappings)
+    }
+
+    /// Does the same in a process with these mappings.
+    pub(crate) fn begin_among(tracer: &'h mut Tracer, tid: i32, mappings: &[Mapping]) -> Result<Remote<'h>, Error> {
+        if let Some(why) = carrier::fault_among(tracer, tid, mappings)? {
             return Err(Error::BadCarrier { tid: Tid(tid), why });
         }
         let gadgets = tracer.process.find_gadgets()?;
@@ -168,6 +174,18 @@ impl<'h> Remote<'h> {
         self.run_to_syscall(deadline.max(Instant::now() + SYSCALL_TIMEOUT), limit)?;
         self.phase = Phase::Exit;
         Ok(returned)
+    }
+
+    /// Makes the thread execute the code at `code` before anything else when it continues, by itself or after the tool's death. The code
+    /// may use any register but the stack pointer, and returns; then the frame restores the thread.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    pub(crate) fn divert(mut self, code: Avma) -> Result<Diversion, Error> {
+        self.check_ready()?;
+        self.point_to(&Registers { rip: code.0, ..self.restoring_registers() })?;
+        self.phase = Phase::Abandoned;
+        Ok(Diversion { tid: self.tid, original: self.original, mask: self.mask })
     }
 
     /// Restores the thread as `drop` does, and returns the error.
@@ -355,6 +373,23 @@ impl<'h> Remote<'h> {
 impl Drop for Remote<'_> {
     fn drop(&mut self) {
         let _ = self.restore();
+    }
+}
+
+/// A stopped thread that executes other code before its own when it continues.
+#[derive(Debug)]
+pub(crate) struct Diversion {
+    tid: i32,
+    original: Registers,
+    mask: u64,
+}
+
+impl Diversion {
+    /// Restores the thread, which is still stopped: it continues with its own code.
+    pub(crate) fn cancel(&self) -> Result<(), Error> {
+        let tid = self.tid;
+        sys::set_signal_mask(tid, self.mask).map_err(|error| lost(tid, "PTRACE_SETSIGMASK", error))?;
+        sys::set_registers(tid, &self.original).map_err(|error| lost(tid, "PTRACE_SETREGS", error))
     }
 }
 

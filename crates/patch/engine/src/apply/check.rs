@@ -4,6 +4,7 @@ use super::checks::{CheckResult, find_room, is_applied, remaining_patches, run_c
 use super::mapping::{self, MemoryRequest};
 use super::plan::{Room, plan};
 use super::{memory_limit, placement};
+use crate::data_change::DataRoom;
 use crate::error::Busy;
 use crate::event_pump::{self, ended_or, traced};
 use crate::ledger::Span;
@@ -25,6 +26,8 @@ pub struct Prediction {
     pub already: bool,
     /// Functions that would be redirected.
     pub functions: Vec<String>,
+    /// Variables and constants that would be written.
+    pub data: Vec<String>,
     /// Memory that the patch would take, in bytes.
     pub bytes: u64,
     /// Number of threads examined.
@@ -72,7 +75,8 @@ pub(crate) fn predict(
     view.placed.push(placed.into());
     let mut after = remaining_patches(&view, signed, options);
     after.push(view.placed.len() as u32 - 1);
-    let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)) };
+    let data = Some(DataRoom { completer: at, list: at, state: at });
+    let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)), data };
     let transition = plan(&view, "check", &after, room, 0x80)?.transition;
     let forbidden = Forbidden::new(&transition.leave, &view.trampolines(), &transition.loop_entries);
     let process = target.process.clone();
@@ -104,7 +108,8 @@ pub(crate) fn predict(
             unchecked.push(format!("{} MiB that may hold suspended frames", search.left.div_ceil(1 << 20)));
         }
     }
-    Ok(Prediction { already: false, functions: names(signed), bytes, threads, busy, unchecked })
+    let (functions, data) = (names(signed), signed.patch.data.iter().map(|change| change.name.clone()).collect());
+    Ok(Prediction { already: false, functions, data, bytes, threads, busy, unchecked })
 }
 
 /// Returns the conditions that can still prevent the patch although all checks permit it.
@@ -136,6 +141,9 @@ impl Prediction {
         const THREADS_SHOWN: usize = 4;
         let (functions, bytes, threads) = (self.functions.len(), self.bytes, self.threads);
         let mut text = format!("{functions} functions, {bytes} bytes, {threads} threads");
+        if !self.data.is_empty() {
+            text += &format!("; {} variables are written", self.data.len());
+        }
         for busy in self.busy.iter().take(THREADS_SHOWN) {
             text += &format!("; thread {} would have to leave {} first", busy.tid, busy.function);
         }

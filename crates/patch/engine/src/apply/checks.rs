@@ -8,7 +8,7 @@ use crate::ledger::{Span, View};
 use crate::link::{Layout, link, make_visible};
 use crate::options::{Options, ThreadView};
 use crate::target::Target;
-use crate::{Error, lookup_redirect, points, suspended_frames};
+use crate::{Error, data_change, lookup_redirect, points, suspended_frames};
 use stillpoint_patch_format::{Avma, Patch, Signed};
 use stillpoint_patch_tracee::{Mapping, Module};
 
@@ -59,10 +59,12 @@ pub(crate) fn run_checks(target: &Target, signed: &Signed, options: &Options) ->
     let values = resolve(&target.process, &target.modules, module, view, patch)?;
     let layout = Layout::of(patch);
     let reused = placement_reuse::find(target, signed, options.signer.as_ref(), &prepared, &layout, &values);
-    if reused.is_none() {
+    if reused.is_none() || !patch.data.is_empty() {
         let at = find_room(&target.mappings, module, layout.len(), 0)?;
-        let linked = link(patch, &layout, at, &values).and_then(|mut image| make_visible(&layout, at, &mut image));
-        linked.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
+        let unlinkable = |source| Error::Link { patch: patch.name.clone(), source };
+        let mut image = link(patch, &layout, at, &values).map_err(unlinkable)?;
+        data_change::check(&target.process, &target.mappings, (module, view), patch, (&layout, at, &image))?;
+        make_visible(&layout, at, &mut image).map_err(unlinkable)?;
     }
     let unwind_support = lookup_redirect::unwind_support(&target.process, &target.modules, view, patch)?;
     let len = if reused.is_some() { 0 } else { layout.len() };
@@ -70,20 +72,30 @@ pub(crate) fn run_checks(target: &Target, signed: &Signed, options: &Options) ->
     Ok(CheckResult { prepared, values, reused, len, unwind_support })
 }
 
-/// Refuses to apply or revert by trampolines a patch that only generations support.
+/// Refuses to apply or revert a patch by a mechanism that does not support it.
 pub(super) fn check_view<'n>(
     view: &View,
     dropped: impl Iterator<Item = &'n u32>,
     coming: Option<&Patch>,
     options: &Options,
 ) -> Result<(), Error> {
+    let dropped: Vec<_> = dropped.filter_map(|n| view.patch(*n)).collect();
     if options.view != ThreadView::Trampoline {
-        return Ok(());
+        let going = dropped.iter().filter(|p| !p.data.is_empty()).map(|p| &p.name);
+        let changes_data = coming.filter(|p| !p.data.is_empty()).map(|p| &p.name);
+        return changes_data
+            .into_iter()
+            .chain(going)
+            .next()
+            .map_or(Ok(()), |name| Err(Error::DataByTrampolinesOnly(name.clone())));
     }
-    let dropped = dropped.filter_map(|n| view.patch(*n)).filter(|p| !p.constants.is_empty()).map(|p| &p.name);
+    let going = dropped.iter().filter(|p| !p.constants.is_empty()).map(|p| &p.name);
     let in_place = coming.filter(|p| !p.constants.is_empty()).map(|p| &p.name);
-    if let Some(name) = in_place.into_iter().chain(dropped).next() {
+    if let Some(name) = in_place.into_iter().chain(going).next() {
         return Err(Error::ByGenerationsOnly(name.clone()));
+    }
+    for patch in dropped.iter().filter(|p| !p.data.is_empty()) {
+        points::check_scope(&patch.name, patch.scope, options.quiescence)?;
     }
     match coming.filter(|p| !p.staying.is_empty()) {
         Some(p) => Err(Error::StayingByGenerationsOnly { patch: p.name.clone(), functions: p.staying.join(", ") }),

@@ -4,12 +4,14 @@ use super::checks::{CheckResult, find_room, module_span};
 use super::mapping::{self, MemoryRequest};
 use super::placement;
 use super::plan::{Room, changed_entries, dispatchers_missing};
+use crate::data_change::DataRoom;
 use crate::ledger::store::Store;
 use crate::ledger::{Record, Span, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
 use crate::lookup_redirect::{self, UnwindSupport};
 use crate::mechanism::Context;
-use crate::{Error, generation_word, points};
+use crate::{Error, data_change, generation_word, points};
+use stillpoint_base::PAGE;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_tracee::{self as tracee, Module};
 
@@ -53,7 +55,7 @@ fn place(cx: &mut Context<'_, '_, '_>, signed: &Signed, module: &Module, ready: 
     let unlinkable = |source| Error::Link { patch: patch.name.clone(), source };
     let mut image = link(patch, &layout, at, &values).map_err(unlinkable)?;
     let signer = cx.options.signer.clone();
-    let placed = placement::place(signed, signer, module, &prepared, &layout, at, &mut image)?;
+    let mut placed = placement::place(signed, signer, module, &prepared, &layout, at, &mut image)?;
     make_visible(&layout, at, &mut image).map_err(unlinkable)?;
     place_lookup_redirect(cx, module, unwind_support)?;
     let memory = cx.process.memory();
@@ -63,7 +65,11 @@ fn place(cx: &mut Context<'_, '_, '_>, signed: &Signed, module: &Module, ready: 
         }
     }
     let store = cx.target.store.as_mut().ok_or(Error::NoWord(cx.process.pid()))?;
+    let data = std::mem::take(&mut placed.data);
     store.append(memory, Record::Placed(Box::new(placed)))?;
+    if !data.is_empty() {
+        store.append(memory, Record::PlacedData(data))?;
+    }
     Ok(store.view().placed.len() as u32 - 1)
 }
 
@@ -128,10 +134,19 @@ pub(super) fn room(
     // the calls that change generations also need room
     let without = changed_entries(view, &view.active, after).is_empty();
     let missing = (dispatchers_missing(view, &view.active, after) as u64).max(without.into());
-    if let (Some(state), 0) = (state, missing) {
-        return Ok(Room { state, dispatchers: None });
+    let changes = data_change::changes(view, &view.active, after);
+    if !changes.is_empty() {
+        let (dispatchers, list) = (missing * DISPATCHER_LEN, data_change::list_len(&changes).next_multiple_of(PAGE));
+        let text = (dispatchers + DataRoom::CODE_LEN).next_multiple_of(PAGE);
+        let at = map_arena(cx, module, [text, list, PAGE], cx.target.word_offset())?;
+        let (completer, list, state) = (Avma(at.0 + dispatchers), Avma(at.0 + text), Avma(at.0 + text + list));
+        let data = Some(DataRoom { completer, list, state });
+        return Ok(Room { state, dispatchers: Some(Span::new(at, dispatchers)), data });
     }
-    let text = (missing.max(1) * DISPATCHER_LEN).next_multiple_of(4096);
-    let at = map_arena(cx, module, [text, 4096, 0], cx.target.word_offset())?;
-    Ok(Room { state: state.unwrap_or(Avma(at.0 + text)), dispatchers: Some(Span::new(at, text)) })
+    if let (Some(state), 0) = (state, missing) {
+        return Ok(Room { state, dispatchers: None, data: None });
+    }
+    let text = (missing.max(1) * DISPATCHER_LEN).next_multiple_of(PAGE);
+    let at = map_arena(cx, module, [text, PAGE, 0], cx.target.word_offset())?;
+    Ok(Room { state: state.unwrap_or(Avma(at.0 + text)), dispatchers: Some(Span::new(at, text)), data: None })
 }

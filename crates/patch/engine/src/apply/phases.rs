@@ -21,7 +21,7 @@ use crate::mechanism::{Context, Mechanism, MigrationResult};
 use crate::options::{Outcome, ThreadView};
 use crate::report::now_ns;
 use crate::trampoline::Trampolines;
-use crate::{Error, points};
+use crate::{Error, data_change, points};
 use stillpoint_events::EventKind;
 use stillpoint_operation::{Failed, Faults, Operation, Phase, run_blocking};
 use stillpoint_patch_format::{Avma, Signed};
@@ -198,6 +198,9 @@ impl<'o, 's: 'o, 'r: 'o> PatchOperation<'o, 's, 'r> {
             }
             Request::Revert(dropped) => {
                 check_view(&target.view, dropped.iter(), None, options)?;
+                let after: Vec<u32> = target.view.active.iter().copied().filter(|n| !dropped.contains(n)).collect();
+                let changes = data_change::changes(&target.view, &target.view.active, &after);
+                data_change::expect_all(target.process.memory(), &target.view, &changes)?;
                 let patches = || dropped.iter().filter_map(|n| target.view.patch(*n));
                 for patch in patches() {
                     points::check_scope(&patch.name, patch.scope, options.quiescence)?;

@@ -6,9 +6,9 @@ use crate::ledger::{
     ConstantRecord, ExportRecord, FunctionRecord, HookRecord, NamedSpan, OffStackRecord, PlacedPatch, Span,
     SymbolRecord,
 };
-use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN};
+use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, contents};
 use std::time::{SystemTime, UNIX_EPOCH};
-use stillpoint_patch_format::{Avma, Constant, Patch, Range, SectionKind, Signed, SymbolValue};
+use stillpoint_patch_format::{Avma, Patch, Range, SectionKind, Signed, SymbolValue};
 use stillpoint_patch_insn::{self as insn, JUMP_LEN};
 use stillpoint_patch_tracee::Module;
 
@@ -54,9 +54,16 @@ pub(crate) fn place(
         name: constant.name.clone(),
         at: module.avma(constant.old.start),
         original: original.clone(),
-        new: contents(image, layout, arena, constant),
+        new: contents(image, layout, arena, constant.new, constant.old.len),
     });
     let constants = constants.collect();
+    let data = patch.data.iter().map(|change| ConstantRecord {
+        name: change.name.clone(),
+        at: module.avma(change.old.start),
+        original: contents(image, layout, arena, change.shipped, change.old.len),
+        new: contents(image, layout, arena, change.new, change.old.len),
+    });
+    let data = data.collect();
     let address = |symbol: &u32| Avma(image.addresses[*symbol as usize].unwrap_or_default());
     let hooks = |list: &[u32]| list.iter().map(address).collect();
     let placed_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -81,6 +88,7 @@ pub(crate) fn place(
         search_table: Span::new(at(layout.search_table.0), layout.search_table.1),
         functions,
         constants,
+        data,
         off_stack: off_stack(patch, module),
         staying: patch.staying.clone(),
         exports: patch.exports.iter().map(|e| export(patch, *e, address(e))).collect(),
@@ -93,15 +101,6 @@ pub(crate) fn place(
         },
         symbols: symbols(patch, image),
     })
-}
-
-/// Returns the new contents of a constant.
-fn contents(image: &Image, layout: &Layout, arena: Avma, constant: &Constant) -> Vec<u8> {
-    let offset = image.addresses[constant.new as usize].unwrap_or_default().wrapping_sub(arena.0);
-    let [read_only, _] = layout.starts();
-    // code is located before the read-only segment
-    let (segment, start) = if offset < read_only { (0, offset) } else { (1, offset - read_only) };
-    image.segments[segment][start as usize..][..constant.old.len as usize].to_vec()
 }
 
 fn export(patch: &Patch, symbol: u32, address: Avma) -> ExportRecord {

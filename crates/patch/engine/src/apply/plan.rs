@@ -1,10 +1,12 @@
 //! Changes of entries in a transition. Pure: takes the ledger's view, returns a transition.
 
-use crate::Error;
+use crate::data_change::DataRoom;
 use crate::generation_word::word_value;
 use crate::ledger::{
-    Contents, FunctionRecord, LedgerError, NamedSpan, PlacedPatch, Side, Site, Span, Transition, Version, View,
+    Contents, DataTransition, FunctionRecord, LedgerError, NamedSpan, PlacedPatch, Side, Site, Span, Transition,
+    Version, View,
 };
+use crate::{Error, data_change};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{self as insn, DISPATCH_LEN};
@@ -16,13 +18,17 @@ pub(crate) struct Room {
     pub(crate) state: Avma,
     /// Room for dispatchers that do not fit beside their function; `None` if it is not needed.
     pub(crate) dispatchers: Option<Span>,
+    /// Room for a change of data; `None` if it is not needed.
+    pub(crate) data: Option<DataRoom>,
 }
 
-/// A transition, and the bytes of dispatchers that must be in memory before it begins.
+/// A transition, and the bytes that must be in memory before it begins.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) transition: Transition,
     pub(crate) dispatchers: Vec<(Avma, [u8; DISPATCH_LEN])>,
+    /// Code and list of a change of data.
+    pub(crate) data: Vec<(Avma, Vec<u8>)>,
 }
 
 /// Returns the entries that differ between two lists of active patches.
@@ -140,6 +146,7 @@ pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word
     let may_stay = |code: &&NamedSpan| staying.iter().any(|name| is_of(&code.name, name));
     let staying = leave.iter().filter(may_stay).cloned().collect();
     let constants = changed_constants(view, &before, after);
+    let (data, pieces) = data_transition(view, &before, after, &room)?;
     let transition = Transition {
         number,
         operation: operation.to_owned(),
@@ -148,13 +155,26 @@ pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word
         after: after.to_vec(),
         sites,
         constants,
-        trampolines: room.dispatchers.into_iter().collect(),
+        data,
+        trampolines: room.dispatchers.into_iter().chain(room.data.map(|room| room.code())).collect(),
         leave,
         enter,
         staying,
         loop_entries,
     };
-    Ok(Plan { transition, dispatchers })
+    Ok(Plan { transition, dispatchers, data: pieces })
+}
+
+type DataPlan = (Option<Box<DataTransition>>, Vec<(Avma, Vec<u8>)>);
+
+/// Plans the change of data of a transition; the pages that have to be opened are still to be found.
+fn data_transition(view: &View, before: &[u32], after: &[u32], room: &Room) -> Result<DataPlan, Error> {
+    let changes = data_change::changes(view, before, after);
+    let Some(first) = changes.first() else { return Ok((None, Vec::new())) };
+    let missing = || Error::NoRoom { len: DataRoom::CODE_LEN, module: first.name.clone() };
+    let room = room.data.ok_or_else(missing)?;
+    let pieces = room.pieces(&changes).map_err(|source| Error::Entry { function: first.name.clone(), source })?;
+    Ok((Some(Box::new(DataTransition { changes, opened: Vec::new(), completer: room.completer })), pieces))
 }
 
 /// Returns true if the code is the function, or one of its parts (`serve.cold`).

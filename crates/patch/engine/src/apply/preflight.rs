@@ -87,11 +87,13 @@ pub(crate) fn check_based_on(view: &View, remaining: &[u32], patch: &Patch) -> R
 pub(crate) fn check_undoes_none(view: &View, below: &[u32], module: &Module, patch: &Patch) -> Result<(), Error> {
     let functions = patch.functions.iter().map(|f| (&f.name, f.old.start));
     let constants = patch.constants.iter().map(|c| (&c.name, c.old.start));
+    let data = patch.data.iter().map(|c| (&c.name, c.old.start));
     let changed: HashMap<Avma, &String> =
-        functions.chain(constants).map(|(name, at)| (module.avma(at), name)).collect();
+        functions.chain(constants).chain(data).map(|(name, at)| (module.avma(at), name)).collect();
     for active in below.iter().filter_map(|n| view.patch(*n)).filter(|active| !patch.contains(&active.diffs)) {
         let functions = active.functions.iter().map(|f| f.old.start);
-        if let Some(object) = functions.chain(active.constants.iter().map(|c| c.at)).find_map(|at| changed.get(&at)) {
+        let data = active.constants.iter().chain(&active.data).map(|c| c.at);
+        if let Some(object) = functions.chain(data).find_map(|at| changed.get(&at)) {
             return Err(Error::Undoes {
                 patch: patch.name.clone(),
                 object: object.to_string(),

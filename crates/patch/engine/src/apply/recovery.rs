@@ -45,7 +45,7 @@ pub(super) fn recover(cx: Context<'_, '_, '_>, wanted: impl Fn(&View, &Transitio
         _ => Ok(Direction::Back),
     });
     let number = transition.number;
-    let plan = Plan { transition, dispatchers: Vec::new() };
+    let plan = Plan { transition, dispatchers: Vec::new(), data: Vec::new() };
     let mut operation = PatchOperation::resume(trampolines, faults, Change { view, plan, hooks: Default::default() });
     let completed = direction.and_then(|direction| finish(&mut operation, direction, number));
     let Context { target, report, .. } = operation.mechanism.context();

@@ -203,7 +203,7 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Generations<'o, 's, 'r> {
     /// Ends what a killed tool left. Nothing is recorded: the kernel shows the generation, and the threads in it.
     fn begin(&mut self, view: &View, plan: &mut Plan) -> Result<(), Error> {
         let Context { session, process, target, options, report } = &mut self.cx;
-        let Plan { transition, dispatchers } = plan;
+        let Plan { transition, dispatchers, .. } = plan;
         suspended_frames::refuse(target, transition, options)?;
         finish_killed(session, target, options, report)?;
         transition.sites.extend(lookup_redirect::site(process.memory(), view, &transition.after)?);

@@ -14,8 +14,8 @@ mod validation;
 mod view;
 
 pub use record::{
-    ConstantRecord, Contents, ExportRecord, FunctionRecord, HookRecord, LookupRedirectRecord, NamedSpan,
-    OffStackRecord, Phase, PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
+    ConstantRecord, Contents, DataTransition, ExportRecord, FunctionRecord, HookRecord, LookupRedirectRecord,
+    NamedSpan, OffStackRecord, Phase, PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
 };
 pub(crate) use view::first_of;
 pub use view::{OpenTransition, Origin, Version, View};
@@ -25,7 +25,9 @@ use sha2::{Digest, Sha256};
 /// First bytes of a ledger.
 pub const MAGIC: &[u8; 16] = b"STILLPOINT-LEDG\n";
 /// Version of the layout.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
+/// Version of a ledger without changes of data: earlier programs read it too.
+const VERSION_WITHOUT_DATA: u32 = 4;
 /// Bytes reserved for a ledger in a target; only written pages use memory.
 pub const CAPACITY: u64 = 16 << 20;
 /// Bytes before the first record.
@@ -66,6 +68,8 @@ pub struct Ledger {
     pub end: usize,
     /// Number of records so far.
     count: u32,
+    /// Version of the header.
+    version: u32,
 }
 
 fn check(sequence: u32, payload: &[u8]) -> [u8; 8] {
@@ -77,11 +81,15 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
 }
 
-/// Returns the header of a new ledger.
+/// Returns the header of a new ledger, without changes of data.
 pub fn encode_header(word_offset: i32) -> [u8; HEADER_LEN] {
+    header(word_offset, VERSION_WITHOUT_DATA)
+}
+
+fn header(word_offset: i32, version: u32) -> [u8; HEADER_LEN] {
     let mut out = [0; HEADER_LEN];
     out[..16].copy_from_slice(MAGIC);
-    out[16..20].copy_from_slice(&VERSION.to_le_bytes());
+    out[16..20].copy_from_slice(&version.to_le_bytes());
     out[20..24].copy_from_slice(&word_offset.to_le_bytes());
     let check = check(0, &out[..24]);
     out[24..].copy_from_slice(&check);
@@ -107,14 +115,15 @@ pub fn decode_header(bytes: &[u8]) -> Result<Ledger, LedgerError> {
         return Err(LedgerError::Magic);
     }
     let version = u32_at(bytes, 16).ok_or(LedgerError::Header)?;
-    if version != VERSION {
+    if ![VERSION_WITHOUT_DATA, VERSION].contains(&version) {
         return Err(LedgerError::Version(version));
     }
     let header = bytes.get(..HEADER_LEN).ok_or(LedgerError::Header)?;
     if header[24..] != check(0, &header[..24]) {
         return Err(LedgerError::Header);
     }
-    Ok(Ledger::new(u32_at(bytes, 20).ok_or(LedgerError::Header)? as i32))
+    let word_offset = u32_at(bytes, 20).ok_or(LedgerError::Header)? as i32;
+    Ok(Ledger { version, ..Ledger::new(word_offset) })
 }
 
 /// Returns the length in bytes of a record with a payload of this length.
@@ -145,7 +154,18 @@ fn decode_record(bytes: &[u8], sequence: u32) -> Option<(Record, usize)> {
 impl Ledger {
     /// Returns a ledger without records.
     pub fn new(word_offset: i32) -> Self {
-        Ledger { word_offset, view: View::default(), end: HEADER_LEN, count: 0 }
+        Ledger { word_offset, view: View::default(), end: HEADER_LEN, count: 0, version: VERSION_WITHOUT_DATA }
+    }
+
+    /// Returns the header to be written before a record that earlier programs cannot read, if the present one is of theirs.
+    pub(crate) fn newer_header(&self, record: &Record) -> Option<[u8; HEADER_LEN]> {
+        let needs = matches!(record, Record::PlacedData(_) | Record::BeginWithData(..));
+        (needs && self.version < VERSION).then(|| header(self.word_offset, VERSION))
+    }
+
+    /// Records that [`Ledger::newer_header`] has been written.
+    pub(crate) fn note_newer_header(&mut self) {
+        self.version = VERSION;
     }
 
     /// Returns the bytes of one more record, to be written at `self.end` before [`Ledger::advance`] is called.
@@ -206,6 +226,7 @@ mod tests {
             after: vec![],
             sites: vec![],
             constants: vec![],
+            data: None,
             trampolines: vec![],
             leave: vec![],
             enter: vec![],
@@ -266,6 +287,26 @@ mod tests {
             recent.push(view.recent.iter().map(|t| t.number).collect::<Vec<_>>());
         }
         assert_eq!(recent, [vec![1], vec![1, 2], vec![1, 2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn changes_of_data_are_read_back_and_raise_the_version() {
+        let [begin, _] = records();
+        let Record::Begin(begin) = begin else { unreachable!("the first record begins") };
+        let changes = vec![Contents { name: "limits".into(), at: Avma(0x4000), from: vec![1], to: vec![2] }];
+        let data = DataTransition { changes, opened: vec![], completer: Avma(0x9000) };
+        let record = Record::BeginWithData(begin, Box::new(data.clone()));
+        let mut ledger = Ledger::new(0x278);
+        let encoded = ledger.encode(&record).expect("encodes");
+        let header = ledger.newer_header(&record).expect("earlier programs would take the record for the end");
+        ledger.note_newer_header();
+        assert_eq!(ledger.newer_header(&record), None);
+        ledger.advance(record, encoded.len()).expect("consistent");
+        let read = decode(&[&header[..], &encoded].concat()).expect("decodes");
+        assert_eq!(read, ledger);
+        let open = read.view.unfinished.expect("it has begun");
+        assert_eq!(open.transition.data.as_deref(), Some(&data));
+        assert_eq!(decode(&encode_header(0x278)).expect("an earlier program's").version, VERSION_WITHOUT_DATA);
     }
 
     #[test]

@@ -63,6 +63,10 @@ pub enum Record {
     },
     /// The lookup redirect, by which unwinders find new code, is in memory.
     LookupRedirect(Box<LookupRedirectRecord>),
+    /// The changes of data of the patch that was placed last.
+    PlacedData(Vec<ConstantRecord>),
+    /// As [`Record::Begin`], for a transition that changes data.
+    BeginWithData(Box<Transition>, Box<DataTransition>),
 }
 
 /// Progress of a transition; the state byte in the target shows the commit point exactly.
@@ -123,6 +127,9 @@ pub struct PlacedPatch {
     pub functions: Vec<FunctionRecord>,
     /// Constants changed in place.
     pub constants: Vec<ConstantRecord>,
+    /// Variables and constants changed for all threads at once; [`Record::PlacedData`] has them.
+    #[serde(skip)]
+    pub data: Vec<ConstantRecord>,
     /// Further code that must not be on the stack.
     pub off_stack: Vec<OffStackRecord>,
     /// Functions in which a thread may stay with the old version.
@@ -261,6 +268,9 @@ pub struct Transition {
     pub sites: Vec<Site>,
     /// Constants that change in place.
     pub constants: Vec<Contents>,
+    /// Variables and constants that change for all threads at once; [`Record::BeginWithData`] has them.
+    #[serde(skip)]
+    pub data: Option<Box<DataTransition>>,
     /// Dispatchers and stubs made only for this transition, outside any patch's memory.
     pub trampolines: Vec<Span>,
     /// Code that a thread must have left before it may migrate.
@@ -271,6 +281,17 @@ pub struct Transition {
     pub staying: Vec<NamedSpan>,
     /// Entries to which their old code jumps back: a thread that is stopped at one may be inside a loop.
     pub loop_entries: Vec<Avma>,
+}
+
+/// Data that change for all threads at once, and the code by which threads complete the change after the tool's death.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataTransition {
+    /// The variables and constants.
+    pub changes: Vec<Contents>,
+    /// Pages of them that the program maps read-only; they are writable during the transition.
+    pub opened: Vec<Span>,
+    /// Address of the code that completes the change.
+    pub completer: Avma,
 }
 
 /// One entry that changes.

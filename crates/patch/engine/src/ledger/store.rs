@@ -113,6 +113,10 @@ impl Store {
     /// Appends a record. When this returns, the record is in the target, even if the tool is killed afterwards.
     pub(crate) fn append(&mut self, memory: &Memory, record: Record) -> Result<(), Error> {
         let bytes = self.ledger.encode(&record)?;
+        if let Some(header) = self.ledger.newer_header(&record) {
+            memory.write(self.at, &header)?;
+            self.ledger.note_newer_header();
+        }
         memory.write(Avma(self.at.0 + self.ledger.end as u64), &bytes)?;
         Ok(self.ledger.advance(record, bytes.len())?)
     }

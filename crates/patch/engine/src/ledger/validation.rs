@@ -4,11 +4,12 @@
 //! sums that overflow, names that are paths, lines or escape sequences.
 
 use super::{
-    ConstantRecord, Contents, FunctionRecord, LedgerError, LookupRedirectRecord, PlacedPatch, Record, Site, Span,
-    Transition, View,
+    ConstantRecord, Contents, DataTransition, FunctionRecord, LedgerError, LookupRedirectRecord, PlacedPatch, Record,
+    Site, Span, Transition, View,
 };
 use crate::lookup_redirect::TABLE_LEN;
-use stillpoint_patch_format::{Avma, is_patch_name};
+use stillpoint_base::PAGE;
+use stillpoint_patch_format::{Avma, DATA_MAX, is_patch_name};
 use stillpoint_patch_insn::{DISPLACED_MAX, JUMP_LEN};
 
 /// First address outside user space.
@@ -35,6 +36,8 @@ pub(super) fn check(view: &View, record: &Record) -> Valid {
         Record::Begin(begun) | Record::Rest(begun) => transition(view, begun),
         Record::Phase { .. } => Ok(()),
         Record::LookupRedirect(redirect) => self::lookup_redirect(redirect),
+        Record::PlacedData(data) => placed_data(view, data),
+        Record::BeginWithData(begun, data) => transition(view, begun).and_then(|()| data_transition(begun, data)),
     }
 }
 
@@ -111,6 +114,34 @@ fn placed(view: &View, patch: &PlacedPatch) -> Valid {
 
 fn bounded(changed: usize) -> Valid {
     ensure(changed <= CHANGED_MAX, || format!("{changed} functions and constants change, more than {CHANGED_MAX}"))
+}
+
+fn placed_data(view: &View, data: &[ConstantRecord]) -> Valid {
+    let last = view.placed.last();
+    ensure(last.is_some_and(|patch| patch.data.is_empty()), || "data of a patch that was not placed".to_owned())?;
+    let earlier = view.placed.iter().map(|patch| patch.data.len()).sum::<usize>();
+    bounded(earlier + data.len())?;
+    bounded_data(data.iter().map(|one| one.original.len()))?;
+    data.iter().try_for_each(constant)
+}
+
+/// Checks the number of bytes of data that change together.
+fn bounded_data(lens: impl Iterator<Item = usize>) -> Valid {
+    let len: usize = lens.sum();
+    ensure(len as u64 <= DATA_MAX, || format!("{len} bytes of data change, more than {DATA_MAX}"))
+}
+
+fn data_transition(begun: &Transition, data: &DataTransition) -> Valid {
+    bounded(begun.sites.len() + begun.constants.len() + data.changes.len())?;
+    bounded_data(data.changes.iter().map(|one| one.from.len()))?;
+    data.changes.iter().try_for_each(|Contents { name, at, from, to }| contents(name, *at, from, to))?;
+    ensure(data.opened.len() <= data.changes.len(), || format!("{} ranges were opened", data.opened.len()))?;
+    data.opened.iter().try_for_each(|pages| {
+        span("opened pages", *pages)?;
+        let whole = pages.start.0 % PAGE == 0 && pages.len % PAGE == 0 && pages.len <= DATA_MAX + 2 * PAGE;
+        ensure(whole, || format!("pages {pages} were opened"))
+    })?;
+    address("the code that completes a change", data.completer)
 }
 
 /// Checks that all memory mapped for a patch is inside its arena.
@@ -248,6 +279,7 @@ mod tests {
                 original: vec![1, 2],
                 new: vec![3, 4],
             }],
+            data: vec![],
             off_stack: vec![],
             staying: vec![],
             exports: vec![],
@@ -315,6 +347,62 @@ mod tests {
         let mut view = View::default();
         view.add(half.clone()).expect("half of what is allowed");
         view.add(half).expect_err("more than all of it, with its constant");
+    }
+
+    #[test]
+    fn data_without_limit_or_without_a_patch_are_refused() {
+        let one = |len: usize| ConstantRecord {
+            name: "limits".into(),
+            at: Avma(0x8000),
+            original: vec![1; len],
+            new: vec![2; len],
+        };
+        let mut view = View::default();
+        view.add(Record::PlacedData(vec![one(4)])).expect_err("no patch is placed");
+        view.add(Record::Placed(Box::new(patch()))).expect("a patch");
+        let torn = ConstantRecord { new: vec![2; 3], ..one(4) };
+        for wrong in [
+            vec![torn],
+            vec![one(DATA_MAX as usize + 1)],
+            vec![one(DATA_MAX as usize); 2],
+            vec![one(0); CHANGED_MAX + 1],
+        ] {
+            view.clone().add(Record::PlacedData(wrong)).expect_err("not what the tool writes");
+        }
+        view.add(Record::PlacedData(vec![one(4)])).expect("its data");
+        let at = |active: &[u32]| view.data(active).into_iter().map(|(at, bytes)| (at, bytes[0])).collect::<Vec<_>>();
+        assert_eq!((at(&[0]), at(&[])), (vec![(Avma(0x8000), 2)], vec![(Avma(0x8000), 1)]));
+        view.add(Record::PlacedData(vec![one(4)])).expect_err("it has data already");
+    }
+
+    #[test]
+    fn pages_that_were_opened_are_those_of_data() {
+        let begin = |opened: Vec<Span>| {
+            let changes = vec![Contents { name: "limits".into(), at: Avma(0x8000), from: vec![1], to: vec![2] }];
+            let transition = Transition {
+                number: 1,
+                operation: "apply".into(),
+                state: Avma(0x1000),
+                before: vec![],
+                after: vec![],
+                sites: vec![],
+                constants: vec![],
+                data: None,
+                trampolines: vec![],
+                leave: vec![],
+                enter: vec![],
+                staying: vec![],
+                loop_entries: vec![],
+            };
+            let data = DataTransition { changes, opened, completer: Avma(0x2000) };
+            check(&View::default(), &Record::BeginWithData(Box::new(transition), Box::new(data)))
+        };
+        let pages = |start, len| Span::new(Avma(start), len);
+        begin(vec![pages(0x8000, 0x1000)]).expect("one page");
+        for wrong in [pages(0x8001, 0x1000), pages(0x8000, 0x1001), pages(0x8000, 1 << 30), pages(1 << 47, 0x1000)] {
+            begin(vec![wrong]).expect_err("no pages of data");
+        }
+        begin(vec![pages(0x8000, 0x1000); 2]).expect_err("more ranges than variables");
     }
 
     #[test]

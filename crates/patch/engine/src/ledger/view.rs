@@ -89,6 +89,14 @@ impl View {
             }
             Record::Phase { transition, phase } => self.phase(transition, phase)?,
             Record::LookupRedirect(redirect) => self.lookup_redirect = Some(*redirect),
+            Record::PlacedData(data) => match self.placed.last_mut() {
+                Some(patch) => Arc::make_mut(patch).data = data,
+                None => return contradiction("data of a patch that was not placed"),
+            },
+            Record::BeginWithData(mut transition, data) => {
+                transition.data = Some(data);
+                self.begin(Arc::from(transition))?;
+            }
         }
         Ok(())
     }
@@ -165,6 +173,14 @@ impl View {
         let of = |number: &u32| self.patch(*number)?.constants.iter().find(|c| c.at == at);
         let shipped = || self.constants().find(|c| c.at == at).map(|c| &c.original[..]);
         active.iter().rev().find_map(of).map(|c| &c.new[..]).or_else(shipped)
+    }
+
+    /// Returns the contents of every variable that any patch changes for all threads, when the patches in `active` are active. One pass: a
+    /// ledger may name too many for single look-ups.
+    pub fn data(&self, active: &[u32]) -> BTreeMap<Avma, &[u8]> {
+        let newest = active.iter().rev().filter_map(|number| self.patch(*number)).flat_map(|p| &p.data);
+        let shipped = self.placed.iter().flat_map(|p| &p.data);
+        first_of(newest.map(|c| (c.at, &c.new[..])).chain(shipped.map(|c| (c.at, &c.original[..]))))
     }
 
     /// Returns every entry that was ever redirected, with its shipped bytes and the latest displaced copy.

@@ -5,5 +5,6 @@ mod relocation;
 mod unwind_tables;
 
 pub use layout::{DISPATCHER_LEN, DISPATCHERS, FunctionLayout, Layout, STATES_LEN};
+pub(crate) use relocation::contents;
 pub use relocation::{Image, LinkError, SymbolAddress, link};
 pub use unwind_tables::make_visible;

@@ -94,6 +94,15 @@ pub fn link(patch: &Patch, layout: &Layout, arena: Avma, values: &[Option<Symbol
     Ok(Image { segments: [bytes, read_only, data], addresses })
 }
 
+/// Returns the `len` bytes at a symbol of the patch, which is code or read-only data.
+pub(crate) fn contents(image: &Image, layout: &Layout, arena: Avma, symbol: u32, len: u64) -> Vec<u8> {
+    let offset = image.addresses[symbol as usize].unwrap_or_default().wrapping_sub(arena.0);
+    let [read_only, _] = layout.starts();
+    // code is located before the read-only segment
+    let (segment, start) = if offset < read_only { (0, offset) } else { (1, offset - read_only) };
+    image.segments[segment][start as usize..][..len as usize].to_vec()
+}
+
 struct Linker<'a> {
     patch: &'a Patch,
     layout: &'a Layout,

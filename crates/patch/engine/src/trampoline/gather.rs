@@ -1,7 +1,7 @@
 //! Threads that migrate by themselves, and the moment at which blocked threads migrate.
 
-use super::Trampolines;
 use super::migrate::{Direction, PendingThread, holds};
+use super::{Trampolines, data};
 use crate::error::Busy;
 use crate::generation_word::{transition_of_word, word_value};
 use crate::ledger::Transition;
@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use stillpoint_base::Backoff;
 use stillpoint_events::patch;
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_insn::DispatchState;
 use stillpoint_patch_tracee::Tid;
 
 /// Interval of the reads of the slots; reading them stops no thread.
@@ -192,13 +191,15 @@ impl Trampolines<'_, '_, '_> {
         let memory = self.cx.process.memory();
         let offset = i64::from(self.word_offset);
         let examiner = StackExaminer { prober: &mut self.prober, walker: &self.walker, forbidden };
-        let busy =
+        let mut busy =
             rendezvous::blocking_threads(&mut frozen, self.cx.process, library, request, examiner, |_, snapshot| {
                 let at = Avma(snapshot.fs_base.0.wrapping_add_signed(offset));
                 request.mode != Mode::Global && holds(memory, at, request.word)
             })?;
         if busy.is_empty() {
-            memory.write(transition.state, &[DispatchState::AllThen as u8])?;
+            busy.extend(data::decide(&mut frozen, self.cx.process, &self.cx.target.view, transition)?);
+        }
+        if busy.is_empty() {
             library.write_outcome(memory, GatherOutcome::Released)?;
         }
         for (tid, stopped_ns) in frozen.thaw()? {

@@ -8,6 +8,8 @@
 //! the new side, and the remaining work (turning entries into direct jumps) has no visible effect. Each step is recorded in the ledger
 //! before it is done, so that another tool can continue from the ledger.
 //!
+//! A transition that changes data has a fourth state, see [`data`].
+//!
 //! The obvious way is to compare the generation word of the thread alone. With the state byte before it, abort and commit are one byte
 //! each instead of one store per thread, and neither can be half done. The number of a transition rises with every apply, revert and
 //! abort and is never used again, so a word that a dead thread left never means anything.
@@ -21,6 +23,7 @@
 //! is stopped for that moment, so that no two of them ever run different code. Threads that libstillpoint does not know are probed: before
 //! the commit in the local mode, at its very moment in the others.
 
+mod data;
 mod entries;
 mod gather;
 mod migrate;
@@ -120,6 +123,7 @@ impl<'o, 's, 'r> Trampolines<'o, 's, 'r> {
     pub(crate) fn state_left(&mut self, transition: &Transition) -> Result<DispatchState, Error> {
         self.check_entries(transition)?;
         self.find_library()?;
+        self.await_data(transition)?;
         self.state(transition)
     }
 
@@ -213,13 +217,15 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Trampolines<'o, 's, 'r> {
     }
 
     fn is_decided(&self, transition: &Transition) -> bool {
-        self.has_begun && matches!(self.state(transition), Ok(DispatchState::AllThen))
+        // threads complete a change of data by themselves
+        let decided = [DispatchState::AllThen, DispatchState::DataChanging];
+        self.has_begun && self.state(transition).is_ok_and(|state| decided.contains(&state))
     }
 
     /// Writes the dispatchers, all of which choose the old side, and the record `Begin`.
     fn begin(&mut self, view: &View, plan: &mut Plan) -> Result<(), Error> {
         let memory = self.memory();
-        let Plan { transition, dispatchers } = plan;
+        let Plan { transition, dispatchers, data } = plan;
         transition.sites.extend(lookup_redirect::site(memory, view, &transition.after)?);
         self.examine(view, transition)?;
         let both = [&transition.before[..], &transition.after].concat();
@@ -229,7 +235,13 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Trampolines<'o, 's, 'r> {
         for (at, code) in dispatchers {
             memory.write(*at, code)?;
         }
-        self.cx.target.append(Record::Begin(Box::new(transition.clone())))?;
+        self.find_closed_pages(transition)?;
+        data.iter().try_for_each(|(at, bytes)| memory.write(*at, bytes))?;
+        let begun = Box::new(Transition { data: None, ..transition.clone() });
+        self.cx.target.append(match &transition.data {
+            Some(data) => Record::BeginWithData(begun, data.clone()),
+            None => Record::Begin(begun),
+        })?;
         self.has_begun = true;
         Ok(())
     }
@@ -241,13 +253,15 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Trampolines<'o, 's, 'r> {
     fn arm(&mut self, transition: &Transition) -> Result<(), Error> {
         self.deadline = Instant::now() + self.cx.options.timeout;
         let armed: Vec<_> = transition.sites.iter().map(|s| (s, s.armed)).collect();
+        self.protect_data(transition, false)?;
         self.in_phase("arm", |m| m.write_entries(&armed, "arm", m.deadline))
     }
 
     fn disarm(&mut self, transition: &Transition) -> Result<(), Error> {
         let deadline = self.back_deadline();
         let restored: Vec<_> = transition.sites.iter().map(|s| (s, s.from.bytes)).collect();
-        self.in_phase("restore", |m| m.write_entries(&restored, "restore", deadline))
+        self.in_phase("restore", |m| m.write_entries(&restored, "restore", deadline))?;
+        self.protect_data(transition, true)
     }
 
     fn migrate(&mut self, transition: &Transition) -> Result<MigrationResult, Error> {
@@ -292,6 +306,7 @@ impl<'o, 's, 'r> Mechanism<'o, 's, 'r> for Trampolines<'o, 's, 'r> {
         let deadline = Instant::now() + COMPLETE_TIMEOUT;
         self.in_phase("commit", |m| {
             m.write_entries(&direct, "commit", deadline)?;
+            m.protect_data(transition, true)?;
             m.phase_record(transition, Phase::Committed)
         })
         .map_err(|error| error.unfinished(transition.number))

@@ -1,7 +1,7 @@
 //! Migration of all threads at once, while all are stopped: the baseline mode.
 
-use super::Trampolines;
 use super::migrate::{RETRY_INTERVAL_MAX, RETRY_INTERVAL_MIN};
+use super::{Trampolines, data};
 use crate::error::Busy;
 use crate::ledger::Transition;
 use crate::scan::Forbidden;
@@ -9,7 +9,6 @@ use crate::{Error, suspended_frames};
 use std::time::Instant;
 use stillpoint_base::Backoff;
 use stillpoint_events::patch;
-use stillpoint_patch_insn::DispatchState;
 
 impl Trampolines<'_, '_, '_> {
     /// Moves all threads at once while all are stopped and examined: the baseline mode.
@@ -55,7 +54,7 @@ impl Trampolines<'_, '_, '_> {
             busy.extend(found.map(|function| Busy { tid: self.cx.process.pid().leader(), function }));
         }
         if busy.is_empty() {
-            self.cx.process.memory().write(transition.state, &[DispatchState::AllThen as u8])?;
+            busy.extend(data::decide(&mut frozen, self.cx.process, &self.cx.target.view, transition)?);
         }
         for (tid, stopped_ns) in frozen.thaw()? {
             self.cx.report.stopped(tid, "freeze: check", stopped_ns);

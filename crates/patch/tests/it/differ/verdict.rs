@@ -132,6 +132,10 @@ fn accepted(case: &Case, built: &Built, patch: &Patch) -> Result<(), String> {
     if in_place != case.in_place {
         return Err(format!("{in_place:?} change where they lie, expected {:?}", case.in_place));
     }
+    let data: BTreeSet<&str> = patch.data.iter().map(|c| c.name.as_str()).collect();
+    if data != case.data.iter().map(String::as_str).collect() {
+        return Err(format!("{data:?} are written, expected {:?}", case.data));
+    }
     if patch.staying != case.staying {
         return Err(format!("threads may stay in {:?}, expected {:?}", patch.staying, case.staying));
     }
@@ -159,7 +163,8 @@ fn addresses(built: &Built, patch: &Patch) -> Result<(), String> {
         map.entry(plain(name)).or_default().insert(symbol.address());
     }
     let functions = patch.functions.iter().map(|f| (&f.name, f.old.start));
-    for (name, at) in functions.chain(patch.constants.iter().map(|c| (&c.name, c.old.start))) {
+    let constants = patch.constants.iter().map(|c| (&c.name, c.old.start));
+    for (name, at) in functions.chain(constants).chain(patch.data.iter().map(|c| (&c.name, c.old.start))) {
         let all = known.get(name).ok_or_else(|| format!("the target has no {name}"))?;
         if !all.contains(&at.0) {
             return Err(format!("{name} is said to be at {at}, and is at {all:x?}"));

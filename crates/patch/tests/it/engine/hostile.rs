@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use stillpoint_patch_engine::fleet::patched_processes;
 use stillpoint_patch_engine::ledger::{
-    ConstantRecord, FunctionRecord, HookRecord, LookupRedirectRecord, Phase, PlacedPatch, Record, Span, SymbolRecord,
-    Transition, encode_header,
+    ConstantRecord, Contents, DataTransition, FunctionRecord, HookRecord, LookupRedirectRecord, Phase, PlacedPatch,
+    Record, Span, SymbolRecord, Transition, encode_header,
 };
 use stillpoint_patch_engine::{Error, ServiceState, debugger_files, peek};
 use stillpoint_patch_format::{Avma, BuildId, Scope};
@@ -132,6 +132,7 @@ fn patch() -> PlacedPatch {
         search_table: at(0x1200, 16),
         functions: vec![],
         constants: vec![],
+        data: vec![],
         off_stack: vec![],
         staying: vec![],
         exports: vec![],
@@ -273,10 +274,29 @@ impl Dice {
         Record::Placed(Box::new(patch))
     }
 
+    fn data(&mut self) -> Vec<ConstantRecord> {
+        let one = |dice: &mut Self| {
+            let new = vec![7; dice.number() as usize % 5000];
+            let original = if dice.below(4) == 0 { vec![] } else { new.clone() };
+            ConstantRecord { name: dice.text(), at: Avma(dice.number()), original, new }
+        };
+        (0..self.below(4)).map(|_| one(self)).collect()
+    }
+
+    fn data_transition(&mut self) -> DataTransition {
+        let data = self.data().into_iter();
+        let changes = data.map(|c| Contents { name: c.name, at: c.at, from: c.original, to: c.new }).collect();
+        let opened = (0..self.below(3)).map(|_| Span::new(Avma(self.number()), self.number())).collect();
+        DataTransition { changes, opened, completer: Avma(self.number()) }
+    }
+
     /// Makes records that usually contradict each other.
     fn records(&mut self) -> Vec<Record> {
         let mut records: Vec<Record> = (0..=self.below(3)).map(|_| self.placed()).collect();
         let (last, mut active) = (records.len() as u32, Vec::new());
+        if self.below(3) == 0 {
+            records.push(Record::PlacedData(self.data()));
+        }
         for number in 1..=self.below(3) as u32 {
             let before = if self.below(8) == 0 { self.numbers(last) } else { active.clone() };
             let after = self.numbers(last);
@@ -288,13 +308,17 @@ impl Dice {
                 after: after.clone(),
                 sites: vec![],
                 constants: vec![],
+                data: None,
                 trampolines: vec![],
                 leave: vec![],
                 enter: vec![],
                 staying: vec![],
                 loop_entries: vec![],
             };
-            records.push(Record::Begin(Box::new(begun)));
+            records.push(match self.below(4) {
+                0 => Record::BeginWithData(Box::new(begun), Box::new(self.data_transition())),
+                _ => Record::Begin(Box::new(begun)),
+            });
             let phase = [Phase::Committed, Phase::Migrating, Phase::Aborted, Phase::Resting][self.below(4)];
             if phase == Phase::Committed {
                 active = after;

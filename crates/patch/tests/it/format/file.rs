@@ -55,6 +55,7 @@ fn patch() -> Patch {
             reasons: vec!["instructions differ".into()],
         }],
         constants: Vec::new(),
+        data: Vec::new(),
         off_stack: vec![OffStack {
             name: "loop".into(),
             range: Range { start: Svma(0x1100), len: 16 },
@@ -146,4 +147,73 @@ fn each_rule_refuses_its_breach() {
         let error = encode(&patch).expect_err(fragment).to_string();
         assert!(error.contains(fragment), "{error:?} does not say {fragment:?}");
     }
+}
+
+/// A patch that changes four bytes of data, at the start of a section of its own for each side.
+fn patch_with_data() -> Patch {
+    let mut patch = patch();
+    let contents = |name: &str, byte| Section {
+        name: name.into(),
+        kind: SectionKind::RoData,
+        align: 8,
+        size: 8,
+        bytes: vec![byte; 8],
+        relocations: vec![],
+    };
+    patch.sections.extend([contents(".rodata.shipped", 1), contents(".data.new", 2)]);
+    let symbol = |section| Symbol {
+        name: "limits".into(),
+        value: SymbolValue::Patch { section, offset: 0 },
+        resolved_by: ResolvedBy::Patch,
+    };
+    patch.symbols.extend([symbol(1), symbol(2)]);
+    let (name, unit, old) = ("limits".into(), "a.c".into(), Range { start: Svma(0x4000), len: 8 });
+    patch.data = vec![DataChange { name, unit, old, shipped: 3, new: 4 }];
+    patch.scope = Scope::Process;
+    patch
+}
+
+fn version_of(bytes: &[u8]) -> u8 {
+    bytes[8]
+}
+
+#[test]
+fn data_are_read_back_and_only_their_files_have_the_newer_version() {
+    let (with, without) = (encode(&patch_with_data()).unwrap(), encode(&patch()).unwrap());
+    assert_eq!(decode(&with).unwrap().patch, patch_with_data());
+    assert_eq!((version_of(&with), version_of(&without)), (4, 3));
+    let mut other = with.clone();
+    other[8] = 3;
+    assert!(matches!(decode(&other), Err(Error::TrailingBytes(_))));
+    let mut other = without;
+    other[8] = 4;
+    assert!(decode(&other).is_err(), "no data follow");
+}
+
+#[test]
+fn data_that_cannot_be_written_are_refused() {
+    let refused = |text: &str, spoil: &dyn Fn(&mut Patch)| {
+        let mut patch = patch_with_data();
+        spoil(&mut patch);
+        let error = encode(&patch).expect_err(text).to_string();
+        assert!(error.contains(text), "{text}: {error}");
+    };
+    refused("scope", &|p| p.scope = Scope::ThreadGroup);
+    refused("shipped contents", &|p| p.data[0].shipped = 0);
+    refused("new contents", &|p| p.data[0].new = 99);
+    refused("new contents", &|p| p.data[0].new = 1);
+    refused("shipped contents", &|p| p.data[0].old.len = 9);
+    refused("range of 0 bytes", &|p| p.data[0].old.len = 0);
+    refused("overlap", &|p| p.data.push(p.data[0].clone()));
+    // its value would be that of another place
+    refused("new contents", &|p| {
+        p.sections[2].relocations = vec![Relocation { offset: 0, kind: RelocationKind::Pc32, symbol: 1, addend: 0 }];
+    });
+    refused("bytes of data change", &|p| {
+        let len = DATA_MAX + 1;
+        for section in [1, 2] {
+            (p.sections[section].size, p.sections[section].bytes) = (len, vec![0; len as usize]);
+        }
+        p.data[0].old.len = len;
+    });
 }

@@ -268,6 +268,7 @@ fn options(case: &Case, suffix: &str) -> Options {
         name: format!("{}{suffix}", case.name),
         description: case.rule.clone(),
         in_place: !case.in_place.is_empty(),
+        write_data: !case.data.is_empty(),
         staying: case.staying.clone(),
         toolchain: Toolchain { compiler: "cc".to_owned(), stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
         ..Options::default()

@@ -82,6 +82,8 @@ pub(crate) struct Case {
     pub(crate) patchable: bool,
     /// Constants that must change in place; if there are any, such changes are allowed.
     pub(crate) in_place: Vec<String>,
+    /// Variables that must be written; if there are any, such changes are allowed.
+    pub(crate) data: Vec<String>,
     /// Functions in which threads may stay.
     pub(crate) staying: Vec<String>,
     pub(crate) units: Vec<SourceFile>,
@@ -150,6 +152,7 @@ impl Case {
             compilers: vec![Compiler::Gnu, Compiler::Clang],
             patchable: true,
             in_place: Vec::new(),
+            data: Vec::new(),
             staying: Vec::new(),
             units: Vec::new(),
             headers: Vec::new(),
@@ -178,6 +181,7 @@ impl Case {
             "Folded" => self.folded = words(),
             "Main" => self.own_main = value == "own",
             "In-place" => self.in_place = words(),
+            "Data" => self.data = words(),
             "May-stay" => self.staying = words(),
             "Patchable" => self.patchable = value != "no",
             "Compiler" => {
@@ -219,7 +223,7 @@ impl Case {
         assert!(!self.before.is_empty(), "{name}: no //#Output-before");
         match &self.expect {
             Expect::Accept => {
-                let changed = !self.changed.is_empty() || !self.in_place.is_empty();
+                let changed = !self.changed.is_empty() || !self.in_place.is_empty() || !self.data.is_empty();
                 assert!(changed, "{name}: accepted, so what is //#Changed");
                 assert!(!self.after.is_empty(), "{name}: accepted, so what is //#Output-after");
                 assert_ne!(self.before, self.after, "{name}: the answers do not show if the patch is active");

@@ -22,9 +22,12 @@ macro_rules! accepted_programs {
             const_changed_alone
             const_changed_in_place
             const_pointer_table_changed
+            const_written
             constant
             constprop_clone
             constructor_present
+            data_written
+            data_written_zero
             enumerator_added
             file_static
             file_static_same_name_two_units
@@ -144,6 +147,7 @@ macro_rules! other_programs {
             bitfield_changed
             comment_only
             const_changed_exported
+            const_written_held
             constructor_added
             data_changed
             data_changed_with_function

@@ -18,6 +18,7 @@
 //! | `Has: NAME` | a symbol or section with this prefix must be in an object, in one variant at least |
 //! | `Folded: NAMES` | functions that must share their address as shipped, in one variant at least |
 //! | `In-place: NAMES` | constants that must change in place; allowed only with this directive |
+//! | `Data: NAMES` | variables that must be written; allowed only with this directive |
 //! | `May-stay: NAMES` | functions in which a thread may continue with the old version |
 //! | `Needs: WORD` | a flag of /proc/cpuinfo |
 //! | `Hook: PHASE FUNCTION` | a hook function of the after side |

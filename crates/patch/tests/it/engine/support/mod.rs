@@ -98,6 +98,7 @@ fn empty(name: &str, target: &Elf<'_>, from: &Handmade<'_>) -> Patch {
         exports: vec![],
         functions: vec![],
         constants: Vec::new(),
+        data: Vec::new(),
         off_stack: vec![],
         staying: vec![],
         hooks: Hooks::default(),
