@@ -1,6 +1,7 @@
 //! The builder's settings, and its reports.
 
 use crate::{Cache, Event};
+use std::path::PathBuf;
 
 /// Builder of patches and of the packages they need, with one cache.
 pub struct Builder<'a> {
@@ -8,13 +9,15 @@ pub struct Builder<'a> {
     pub(crate) release: Option<String>,
     pub(crate) root_of: Option<String>,
     pub(crate) jobs: usize,
+    /// Directories with `.dsc` and `.deb` files of the caller.
+    pub(crate) local: Vec<PathBuf>,
     on_event: &'a (dyn Fn(Event) + Sync),
 }
 
 impl<'a> Builder<'a> {
     /// Makes a builder that runs `jobs` compilers at a time; `on_event` gets every event.
     pub fn new(cache: Cache, jobs: usize, on_event: &'a (dyn Fn(Event) + Sync)) -> Self {
-        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), on_event }
+        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), local: Vec::new(), on_event }
     }
 
     /// Selects sources, compilers and binaries of another release of the distribution (`bullseye`), from the archives
@@ -27,6 +30,11 @@ impl<'a> Builder<'a> {
     /// left out.
     pub fn in_root_of(self, codename: Option<String>) -> Self {
         Builder { root_of: codename, ..self }
+    }
+
+    /// Adds directories with `.dsc` and `.deb` files to the places of packages.
+    pub fn with_sources(self, directories: Vec<PathBuf>) -> Self {
+        Builder { local: directories, ..self }
     }
 
     pub(crate) fn progress(&self, text: &str) {

@@ -31,6 +31,25 @@ pub enum Event {
         /// Newer versions.
         withheld: Vec<Withheld>,
     },
+    /// Package and version that a running program came from.
+    VersionFound {
+        /// Number of the process; `None` for a file.
+        process: Option<i32>,
+        /// Path in the root file system of the process.
+        path: String,
+        /// Binary package.
+        package: String,
+        /// Its version.
+        version: String,
+        /// Source package.
+        source: String,
+        /// Version of the source package.
+        source_version: String,
+        /// Evidence for the version.
+        evidence: String,
+        /// True if the process has another root file system, as in a container.
+        container: bool,
+    },
     /// Versions of binary packages that are listed and not served; a clean root is made without them.
     DependenciesLeftOut {
         /// Package and version of each.
@@ -47,6 +66,11 @@ impl fmt::Display for Event {
                     write!(f, "{package} {version} is listed and not served ({missing}); ")?;
                 }
                 write!(f, "taking {taken}")
+            }
+            Event::VersionFound { process, path, package, version, source, source_version, evidence, container } => {
+                let of = process.map(|pid| format!("process {pid} runs ")).unwrap_or_default();
+                let root = if *container { " of a container" } else { "" };
+                write!(f, "{of}{path}{root}, of {package} {version} (source {source} {source_version}): {evidence}")
             }
             Event::DependenciesLeftOut { packages } => {
                 write!(f, "listed and not served, left out of the clean root: {}", packages.join(", "))

@@ -48,6 +48,8 @@ pub struct DebianRequest {
     pub integrated: Option<Integrated>,
     /// The running binary: an ELF file, or the name of a program of the package.
     pub binary: Option<PathBuf>,
+    /// Other names of the running binary, under one of which the package's rules may link it.
+    pub names: Vec<String>,
 }
 
 impl DebianRequest {
@@ -161,7 +163,12 @@ impl Builder<'_> {
             let path = built.tree().join(output.strip_prefix(&built.source).unwrap_or(output));
             Target { path, bytes: built.tree.read(output)? }
         };
-        let output = output_of(&target, &requested, built, &outputs)?;
+        let mut output = output_of(&target, &requested, built, &outputs)?;
+        for name in request.names.iter().map(Path::new) {
+            if output.is_err() {
+                output = output_of(&target, name, built, &outputs)?.or(output);
+            }
+        }
         Ok((target, output))
     }
 
