@@ -20,6 +20,12 @@ use stillpoint_host::text::{self, indented, lines, one_line};
 pub(crate) enum Success {
     /// Done, or already in that state.
     Done = 0,
+    /// A monitoring plug-in's WARNING.
+    PlugInWarning = 1,
+    /// A monitoring plug-in's CRITICAL.
+    PlugInCritical = 2,
+    /// A monitoring plug-in's UNKNOWN.
+    PlugInUnknown = 3,
     /// Nothing to do: the change is provably not part of the target.
     Nothing = 6,
 }

@@ -53,6 +53,7 @@ const PACKAGES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-operation", Layer::Skeleton, Pillar::Shared),
     ("stillpoint-integrations", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
+    ("stillpoint-patch-provenance", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-catalog", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),

@@ -2,13 +2,14 @@
 
 use super::building::{Integration, Workplace, hint, with_builder};
 use super::processes::unusable_file;
+use super::running::{RunningTarget, SELECTING, Selected};
 use crate::output::{Failure, Output, Success};
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use stillpoint_patch_builder::{
-    Built, DebianRequest, Error, HookNames, Readable, Report, Reproduced, Shipped, ShippedAs, SourceRequest, Statement,
-    read_secret_key, write_whole,
+    Builder, Built, DebianRequest, Error, HookNames, Plan, Readable, Report, Reproduced, Shipped, ShippedAs,
+    SourceRequest, Statement, read_secret_key, write_whole,
 };
 use stillpoint_patch_catalog::PatchFile;
 use stillpoint_patch_engine::ThreadView;
@@ -16,18 +17,21 @@ use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 
 /// Exit codes, printed after the options.
 const AFTER_HELP: &str = "Exit status: 0 built; 1 failed; 2 usage; 3 refused; 6 nothing to patch: the change is provably not part of the \
-     target";
+     target, or the program runs the newest version that the archive serves";
 
 /// Arguments of `stillpoint patch build`.
 #[derive(clap::Args)]
-#[command(group = clap::ArgGroup::new("origin").required(true).args(["debian", "source"]))]
+#[command(group = clap::ArgGroup::new("origin").required(true).args(["debian", "source"]).args(SELECTING))]
 #[command(after_help = [AFTER_HELP, "\n\n", crate::examples::of("stillpoint patch build")].concat())]
 pub(crate) struct Args {
+    #[command(flatten)]
+    running: RunningTarget,
+
     /// Build for a program of this Debian source package. Default version: the newest one that the archive serves.
     #[arg(long, value_name = "PACKAGE[=VERSION]", help_heading = "From a Debian source package")]
     debian: Option<String>,
     /// Diffs of the package's series that make the patch: names, with or without `.patch`, or CVE numbers.
-    #[arg(long, value_name = "NAME", num_args = 1.., requires = "debian", help_heading = "From a Debian source package")]
+    #[arg(long, value_name = "NAME", num_args = 1.., conflicts_with = "source", help_heading = "From a Debian source package")]
     quilt: Vec<String>,
     /// Source that the running binary was built from: the `full` series, `without-cves`, `without:NAME[,NAME...]`, or
     /// another version of the package (then the patch is the diffs that the series gained, or those of --quilt).
@@ -57,7 +61,7 @@ pub(crate) struct Args {
     unit_filter: Vec<String>,
 
     /// The running executable or shared library: a file, or with --debian the name of a program of the package.
-    #[arg(long, visible_alias = "binary", value_name = "ELF")]
+    #[arg(long, visible_alias = "binary", value_name = "ELF", conflicts_with = "running")]
     target: Option<PathBuf>,
     /// Diffs that earlier patches have activated: names of the series, or files.
     #[arg(long, value_name = "NAME", num_args = 1..)]
@@ -179,22 +183,15 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
             "--debian needs --quilt NAME..., --diff FILE..., or --shipped VERSION to compare two versions",
         ));
     }
-    let built = with_builder(&args.workplace, output, |builder| match (&args.debian, &args.source) {
-        (Some(package), _) => {
+    let selected = args.running.selected()?;
+    let work = |builder: &Builder<'_>| match (&args.debian, &args.source, &selected) {
+        (_, _, Some(selected)) => build_running(&args, selected, builder, &statement),
+        (Some(package), ..) => {
             let (package, version) = parse_package(package);
-            let request = DebianRequest {
-                package,
-                version,
-                quilt: args.quilt.clone(),
-                diffs: args.diff.clone(),
-                on_top_of: args.on_top_of.clone(),
-                shipped: shipped.clone(),
-                integrated: args.integration.integrated(),
-                binary: args.target.clone(),
-            };
-            builder.build_debian(&request, &statement)
+            let request = debian_request(&args, package, version, shipped.clone());
+            builder.build_debian(&request, &statement).map(Outcome::Built)
         }
-        (None, source) => {
+        (None, source, None) => {
             let request = SourceRequest {
                 directory: source.clone().unwrap_or_default(),
                 compile_commands: args.compile_commands.clone().unwrap_or_default(),
@@ -203,11 +200,64 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
                 target: args.target.clone().unwrap_or_default(),
                 unit_filter: args.unit_filter.clone(),
             };
-            builder.build_source(&request, &statement)
+            builder.build_source(&request, &statement).map(Outcome::Built)
         }
-    })
-    .map_err(|error| failure(error, &shipped, output))?;
-    finish(&args, &built, key.as_ref(), output)
+    };
+    let outcome = with_builder(&args.workplace, output, work).map_err(|error| failure(error, &shipped, output))?;
+    match outcome {
+        Outcome::Built(built) => finish(&args, &built, key.as_ref(), output),
+        Outcome::Newest { package, version } => {
+            output.line(format_args!(
+                "nothing to patch: it runs {package} {version}, the newest source version that the archive serves"
+            ));
+            output.result("newest-version", &NewestLine { package, version });
+            Ok(Success::Nothing)
+        }
+    }
+}
+
+/// Result of the builder.
+enum Outcome {
+    Built(Built),
+    /// The program runs the newest version of its source package.
+    Newest {
+        package: String,
+        version: String,
+    },
+}
+
+#[derive(Serialize)]
+struct NewestLine {
+    package: String,
+    version: String,
+}
+
+fn build_running(
+    args: &Args,
+    selected: &Selected,
+    builder: &Builder<'_>,
+    statement: &Statement,
+) -> Result<Outcome, Error> {
+    let program = args.running.program(selected, builder)?;
+    let request = debian_request(args, String::new(), None, ShippedAs::Series(Shipped::Full));
+    match builder.plan(&program, request)? {
+        Plan::Newest { package, version } => Ok(Outcome::Newest { package, version }),
+        Plan::Build(request) => builder.build_debian(&request, statement).map(Outcome::Built),
+    }
+}
+
+fn debian_request(args: &Args, package: String, version: Option<String>, shipped: ShippedAs) -> DebianRequest {
+    DebianRequest {
+        package,
+        version,
+        quilt: args.quilt.clone(),
+        diffs: args.diff.clone(),
+        on_top_of: args.on_top_of.clone(),
+        shipped,
+        integrated: args.integration.integrated(),
+        binary: args.target.clone(),
+        names: Vec::new(),
+    }
 }
 
 fn statement(args: &Args) -> anyhow::Result<Statement> {

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use stillpoint_events::VERSION;
 use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated, Refusal, Verdict};
+use stillpoint_patch_provenance::Error as Unknown;
 
 /// Directories and number of compilers.
 #[derive(clap::Args)]
@@ -25,22 +26,25 @@ pub(super) struct Workplace {
     /// that it lacks are left out.
     #[arg(long, value_name = "CODENAME", requires = "release")]
     root_of: Option<String>,
+    /// Directories with `.dsc` files and their sources, and with `.deb` files, in addition to the archive.
+    #[arg(long, value_name = "DIR", num_args = 1..)]
+    sources: Vec<PathBuf>,
 }
 
 /// Quiescence points that a package is built with.
 #[derive(clap::Args)]
 pub(super) struct Integration {
     /// Build the package with the quiescence points of this directory, for example `crates/patch/integrations/redis`.
-    #[arg(long, value_name = "DIR", requires_all = ["debian", "library"])]
+    #[arg(long, value_name = "DIR", requires_all = ["debian", "libstillpoint"])]
     integration: Option<PathBuf>,
     /// Directory of the `libstillpoint.so` to link with, for example `crates/patch/runtime/build`.
     #[arg(long, value_name = "DIR", requires = "integration")]
-    library: Option<PathBuf>,
+    libstillpoint: Option<PathBuf>,
 }
 
 impl Integration {
     pub(super) fn integrated(&self) -> Option<Integrated> {
-        let (edits, libraries) = self.integration.clone().zip(self.library.clone())?;
+        let (edits, libraries) = self.integration.clone().zip(self.libstillpoint.clone())?;
         Some(Integrated { edits, libraries })
     }
 }
@@ -61,6 +65,7 @@ pub(super) fn with_builder<R: Send>(
         let working = scope.spawn(move || {
             let tell = |event| drop(sender.send(event));
             let builder = Builder::new(cache, jobs, &tell).of_release(workplace.release.clone());
+            let builder = builder.with_sources(workplace.sources.clone());
             work(&builder.in_root_of(workplace.root_of.clone()))
         });
         // ends when the builder, and with it the sender, is dropped
@@ -154,11 +159,35 @@ pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
             Some("add the archive of that release, component main, to /etc/apt/sources.list.d".to_owned())
         }
         Error::Host(error) if error.is_not_found() => Some("the path of a file that exists".to_owned()),
+        Error::NoRunningSource { package, version, .. } => {
+            Some(format!("--sources DIR with {package}_{}.dsc and its files, as snapshot services have them", epochless(version)))
+        }
+        Error::NewerThanArchive { .. } => Some("the archive that the version came from in /etc/apt/sources.list.d".to_owned()),
+        Error::OtherRelease { release, .. } => Some(format!("--release {release}")),
+        Error::Provenance(error) => Some(provenance_hint(error).to_owned()),
         Error::Unaccounted { target, files, .. } => {
             let file = files.iter().find(|file| file.verdict == Verdict::Unaccounted)?;
             Some(format!("--leave-out {}, if it has no effect on {target}", file.path))
         }
         _ => None,
+    }
+}
+
+/// Version as file names have it.
+fn epochless(version: &str) -> &str {
+    version.split_once(':').map_or(version, |(_, rest)| rest)
+}
+
+fn provenance_hint(error: &Unknown) -> &'static str {
+    match error {
+        Unknown::NoPackage { .. } => {
+            "--sources DIR with the .deb file of the version that runs; or --source for a program of your own"
+        }
+        Unknown::NoDatabase(_) => "--source, for a program that is of no Debian package",
+        Unknown::Permission { .. } | Unknown::Unreadable { .. } => "the same command as root",
+        Unknown::Mapped { .. } => "`grep r-x /proc/PID/maps` lists what a process maps",
+        Unknown::Ended(_) => "`pgrep -a NAME` lists processes",
+        _ => "stillpoint patch build --debian PACKAGE --shipped VERSION",
     }
 }
 

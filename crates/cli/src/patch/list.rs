@@ -106,7 +106,7 @@ fn exposition(found: &[Status], uninspected: usize, unknown: usize) -> String {
     text
 }
 
-fn escape(value: &str) -> String {
+pub(super) fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

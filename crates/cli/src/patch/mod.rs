@@ -16,6 +16,9 @@ mod list;
 mod processes;
 mod refresh;
 mod revert;
+mod running;
+mod scan;
+mod scan_text;
 mod status;
 mod sweep;
 mod target;
@@ -49,6 +52,8 @@ pub(crate) enum Command {
     Revert(LazyCommand<revert::Args>),
     /// List all processes of this machine that have patches.
     List(LazyCommand<list::Args>),
+    /// Compare every running process with what is installed and what the archive offers.
+    Scan(LazyCommand<scan::Args>),
     /// Run a program that is patched before its first instruction.
     Exec(Box<LazyCommand<exec::Args>>),
     /// Run the helper of `exec`, for units whose sandbox does not allow a helper of their own.
@@ -87,6 +92,7 @@ fn touches(arguments: impl Iterator<Item = OsString>) -> bool {
 pub(crate) fn run(command: Command, output: &Output) -> Result<Success, Failure> {
     let done = match command {
         Command::Build(args) => return build::run(args.0, output),
+        Command::Scan(args) => return scan::run(args.0, output),
         Command::Target(args) => target::run(args.0, output),
         Command::Inspect(args) => inspect::run(args.0, output),
         Command::Key(args) => key::run(args.0, output),

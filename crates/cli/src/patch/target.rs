@@ -2,6 +2,7 @@
 
 use super::build::{parse_package, parse_shipped};
 use super::building::{Integration, Workplace, hint, with_builder};
+use super::running::{RunningTarget, SELECTING};
 use crate::output::{Failure, Output};
 use serde_json::json;
 use std::path::PathBuf;
@@ -9,10 +10,13 @@ use stillpoint_patch_builder::{Diff, Parts, Shipped, ShippedAs};
 
 /// Arguments of `stillpoint patch target`.
 #[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("origin").required(true).args(["debian"]).args(SELECTING))]
 pub(crate) struct Args {
     /// Source package. Default version: the newest one that the archive serves.
     #[arg(long, value_name = "PACKAGE[=VERSION]")]
-    debian: String,
+    debian: Option<String>,
+    #[command(flatten)]
+    running: RunningTarget,
     /// Diffs of the series to build it with: `full`, `without-cves` or `without:NAME[,NAME...]`.
     #[arg(long, value_name = "WHAT", default_value = "full")]
     shipped: String,
@@ -38,8 +42,15 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             "--shipped takes `full`, `without-cves` or `without:NAME`; the version goes to --debian",
         ));
     };
-    let (package, version) = parse_package(&args.debian);
+    let selected = args.running.selected()?;
     let (package, version, series, program) = with_builder(&args.workplace, output, |builder| {
+        let (package, version) = match (&selected, &args.debian) {
+            (Some(selected), _) => {
+                let running = builder.package_of(&args.running.program(selected, builder)?)?;
+                (running.source, Some(running.source_version))
+            }
+            (None, package) => parse_package(package.as_deref().unwrap_or_default()),
+        };
         let parts = if args.prebuilt { Parts::SourceAndBinaries } else { Parts::Source };
         let source = builder.fetch_source(&package, version.as_deref(), parts)?;
         let there = shipped.diffs(&source.series)?;
@@ -55,8 +66,9 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         Ok((source.name().to_owned(), source.version().to_owned(), series, program))
     })
     .map_err(|error| {
-        let hint = hint(&error, None);
-        Failure { hint, ..Failure::failed(error, "no program was written") }
+        let (hint, state) = (hint(&error, None), "no program was written");
+        let failure = if error.is_refusal() { Failure::refused(error) } else { Failure::failed(error, state) };
+        Failure { hint, state: state.to_owned(), ..failure }
     })?;
     output.line(format_args!("{package} {version}"));
     let mut entries = Vec::new();

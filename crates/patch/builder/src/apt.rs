@@ -1,6 +1,5 @@
 //! Access to the archive through apt, with directories of our own: the system's configuration and lists stay untouched.
 
-use crate::deb822::Stanza;
 use crate::error::NO_VERSION;
 use crate::exclusions::{Exclusions, Parts, Pin};
 use crate::fetch_failure::{FetchFailure, all_absent, failures, is_package};
@@ -15,6 +14,8 @@ use std::time::Duration;
 use stillpoint_host::cache::{is_sealed, seal};
 use stillpoint_host::file::list;
 use stillpoint_host::untrusted::Tree;
+use stillpoint_patch_provenance::compare_versions;
+use stillpoint_patch_provenance::deb822::Stanza;
 
 /// Lists older than this are fetched again.
 const LISTS_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
@@ -336,21 +337,6 @@ pub(crate) fn find_with_suffix(directory: &Path, suffix: &str) -> Result<PathBuf
         what: directory.display().to_string(),
         why: format!("apt left no {suffix} file there"),
     })
-}
-
-/// Orders versions as dpkg does.
-fn compare_versions(a: &str, b: &str) -> std::cmp::Ordering {
-    let holds = |relation: &str| {
-        let status = Command::new("dpkg").args(["--compare-versions", a, relation, b]).status();
-        status.is_ok_and(|s| s.success())
-    };
-    if a == b {
-        std::cmp::Ordering::Equal
-    } else if holds("lt") {
-        std::cmp::Ordering::Less
-    } else {
-        std::cmp::Ordering::Greater
-    }
 }
 
 /// Entry of the archive's lists for one version of a source package.

@@ -188,7 +188,7 @@ impl Package {
         let target = Target::read(&target)?;
         let cache = Cache::at(&self.path("cache"))?;
         let builder = Builder::new(cache, 2, &|_| {});
-        let output = builder.output_of(&target, &target.path, &built, &self.path("original"))?;
+        let output = builder.output_of(&target, &[&target.path], &built, &self.path("original"))?;
         let uncertainty = output.as_ref().ok().and_then(|output| output.uncertainty.clone());
         assert_eq!(uncertainty, None);
         let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);

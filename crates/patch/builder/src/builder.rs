@@ -10,13 +10,15 @@ pub struct Builder<'a> {
     pub(crate) release: Option<String>,
     pub(crate) root_of: Option<String>,
     pub(crate) jobs: usize,
+    /// Directories with `.dsc` and `.deb` files of the caller.
+    pub(crate) local: Vec<PathBuf>,
     on_event: &'a (dyn Fn(Event) + Sync),
 }
 
 impl<'a> Builder<'a> {
     /// Makes a builder that runs `jobs` compilers at a time; `on_event` gets every event.
     pub fn new(cache: Cache, jobs: usize, on_event: &'a (dyn Fn(Event) + Sync)) -> Self {
-        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), on_event }
+        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), local: Vec::new(), on_event }
     }
 
     /// Selects sources, compilers and binaries of another release of the distribution (`bullseye`), from the archives
@@ -41,6 +43,11 @@ impl<'a> Builder<'a> {
             self.report(Event::Waiting { entry: entry.to_string() });
         }
         self.cache.entry(entry, make)
+    }
+
+    /// Adds directories with `.dsc` and `.deb` files to the places of packages.
+    pub fn with_sources(self, directories: Vec<PathBuf>) -> Self {
+        Builder { local: directories, ..self }
     }
 
     pub(crate) fn progress(&self, text: &str) {

@@ -6,6 +6,7 @@ use std::path::Path;
 use stillpoint_host::file::read_named;
 use stillpoint_host::untrusted::Tree;
 use stillpoint_patch_format::DiffFact;
+use stillpoint_patch_provenance::cves;
 
 /// Size limit of a diff that the user names, in bytes.
 const DIFF_MAX: u64 = 256 << 20;
@@ -72,22 +73,6 @@ fn subject(header: &str) -> String {
         Some((_, rest)) => rest.trim().to_owned(),
         None => line.to_owned(),
     }
-}
-
-fn cves(text: &str) -> Vec<String> {
-    let upper = text.to_ascii_uppercase();
-    let mut found = Vec::new();
-    for (at, _) in upper.match_indices("CVE-") {
-        let rest = &upper[at + 4..];
-        let Some((year, rest)) = rest.split_once('-') else { continue };
-        let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        if year.len() == 4 && year.bytes().all(|b| b.is_ascii_digit()) && number.len() >= 4 {
-            found.push(format!("CVE-{year}-{number}"));
-        }
-    }
-    found.sort();
-    found.dedup();
-    found
 }
 
 /// Number of entries that are proposed for an unknown name.

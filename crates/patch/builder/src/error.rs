@@ -141,6 +141,41 @@ pub enum Error {
     /// The change breaks rules of live patching.
     #[error("{}", list(.0))]
     Refused(Vec<Refusal>),
+    /// The package and version of a running program are not known.
+    #[error(transparent)]
+    Provenance(#[from] stillpoint_patch_provenance::Error),
+    /// A running program is newer than what the archive serves.
+    #[error("{package} {version} runs, and the newest version that the archive serves is {newest}")]
+    NewerThanArchive {
+        /// Source package.
+        package: String,
+        /// Version that runs.
+        version: String,
+        /// Newest version of the archive.
+        newest: String,
+    },
+    /// A running program is of another release of the distribution.
+    #[error("{path} runs in a root file system of {release}, and packages are taken from {own}")]
+    OtherRelease {
+        /// The program.
+        path: String,
+        /// Its release.
+        release: String,
+        /// Release of this system, or the one that the caller requested.
+        own: String,
+    },
+    /// The source of the version that runs is nowhere.
+    #[error("the source of {package} {version}, which runs, was not found{}: {source}", searched(.directories))]
+    NoRunningSource {
+        /// Source package.
+        package: String,
+        /// Version that runs.
+        version: String,
+        /// Directories of the caller that were searched.
+        directories: Vec<std::path::PathBuf>,
+        /// Answer of the archive.
+        source: Box<Error>,
+    },
     /// The cache or an output could not be read or written.
     #[error(transparent)]
     Host(#[from] stillpoint_host::Error),
@@ -162,6 +197,16 @@ fn not_in_archive(package: &str, version: &str, available: &str, source_package:
 
 /// Text for a package of which the archive has no version.
 pub(crate) const NO_VERSION: &str = "none";
+
+fn searched(directories: &[std::path::PathBuf]) -> String {
+    match directories {
+        [] => String::new(),
+        all => format!(
+            " in {}, nor in the archive",
+            all.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ")
+        ),
+    }
+}
 
 fn newest(package: &str, served: &Option<String>) -> String {
     match served {
@@ -198,7 +243,14 @@ impl Error {
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
-            Error::Refused(_) | Error::ChangesBuild { .. } | Error::NotInTarget { .. } | Error::Unaccounted { .. }
+            Error::Refused(_)
+                | Error::ChangesBuild { .. }
+                | Error::NotInTarget { .. }
+                | Error::Unaccounted { .. }
+                | Error::Provenance(_)
+                | Error::NewerThanArchive { .. }
+                | Error::OtherRelease { .. }
+                | Error::NoRunningSource { .. }
         )
     }
 }

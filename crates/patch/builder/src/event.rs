@@ -36,6 +36,25 @@ pub enum Event {
         /// Kind and name of the entry.
         entry: String,
     },
+    /// Package and version that a running program came from.
+    VersionFound {
+        /// Number of the process; `None` for a file.
+        process: Option<i32>,
+        /// Path in the root file system of the process.
+        path: String,
+        /// Binary package.
+        package: String,
+        /// Its version.
+        version: String,
+        /// Source package.
+        source: String,
+        /// Version of the source package.
+        source_version: String,
+        /// Evidence for the version.
+        evidence: String,
+        /// True if the process has another root file system, as in a container.
+        container: bool,
+    },
     /// Versions of binary packages that are listed and not served; a clean root is made without them.
     DependenciesLeftOut {
         /// Package and version of each.
@@ -54,6 +73,11 @@ impl fmt::Display for Event {
                 write!(f, "taking {taken}")
             }
             Event::Waiting { entry } => write!(f, "another stillpoint makes {entry}; waiting for it"),
+            Event::VersionFound { process, path, package, version, source, source_version, evidence, container } => {
+                let of = process.map(|pid| format!("process {pid} runs ")).unwrap_or_default();
+                let root = if *container { " of a container" } else { "" };
+                write!(f, "{of}{path}{root}, of {package} {version} (source {source} {source_version}): {evidence}")
+            }
             Event::DependenciesLeftOut { packages } => {
                 write!(f, "listed and not served, left out of the clean root: {}", packages.join(", "))
             }

@@ -51,6 +51,7 @@
 //!     shipped: ShippedAs::Series(Shipped::WithoutCves),
 //!     integrated: None,
 //!     binary: Some("redis-server".into()),
+//!     names: Vec::new(),
 //! };
 //! let built = builder.build_debian(&request, &Statement::default())?;
 //! println!("{:?}", built.report.changed);
@@ -69,7 +70,6 @@ mod build;
 mod builder;
 mod commands;
 mod compile;
-mod deb822;
 mod debian;
 pub mod diff;
 mod elf;
@@ -91,6 +91,7 @@ mod recorder;
 mod regenerate;
 mod request;
 mod root;
+mod running;
 mod sandbox;
 mod sources;
 mod tree;
@@ -109,6 +110,7 @@ pub use integration::Integrated;
 pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};
+pub use running::Plan;
 pub use stillpoint_host::Cache;
 pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};

@@ -47,8 +47,7 @@ impl Builder<'_> {
         let entry = self.entry(&EntryName::new("built", &identity), |into| {
             let tree = self.shipped_tree(source, diffs, into)?;
             self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
-            let rules = Rules { targets: &["build-arch"], deferring: true, integration: None };
-            match self.run_rules(&root, &build_path, into, &rules) {
+            match self.run_to_links(&root, &build_path, into, &Rules { deferring: true, integration: None }) {
                 Ok(()) => Includes::of_tree(&Tree::open(&tree)?)?.write(&Tree::open(into)?),
                 Err(error @ Error::Command { .. }) => {
                     let own = Tree::open(into)?;

@@ -11,14 +11,19 @@ use crate::recorder;
 use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
 use crate::{Builder, Error, Event, Parts, Withheld};
+use std::cmp::Ordering;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use stillpoint_host::At;
 use stillpoint_host::EntryName;
-use stillpoint_host::file::read_regular;
+use stillpoint_host::file::{list, read_regular};
 use stillpoint_host::untrusted::{FILE_MAX, Tree};
+use stillpoint_patch_provenance::compare_versions;
+
+/// Size limit of a `.dsc` file, in bytes.
+const DESCRIPTION_MAX: u64 = 16 << 20;
 
 /// A source package, unpacked without its series applied.
 #[derive(Debug)]
@@ -28,6 +33,8 @@ pub struct SourcePackage {
     /// Path of its `.dsc`.
     pub(crate) description: PathBuf,
     tree: PathBuf,
+    /// Distinguishes the source of a directory of the caller from the archive's, which may have the same version; else empty.
+    variant: String,
     /// Series of diffs.
     pub series: Series,
 }
@@ -61,7 +68,7 @@ impl SourcePackage {
     }
 
     fn key(&self) -> String {
-        entry_name(self.name(), self.version())
+        entry_name(self.name(), self.version()) + &self.variant
     }
 
     /// Reads a package that was downloaded and unpacked, without access to the archive.
@@ -74,7 +81,7 @@ impl SourcePackage {
         })?;
         let tree = entry.join("tree");
         let series = Series::read(format!("{} {}", stanza.package, stanza.version), &tree)?;
-        Ok(SourcePackage { stanza, apt: apt.clone(), description, tree, series })
+        Ok(SourcePackage { stanza, apt: apt.clone(), description, tree, variant: String::new(), series })
     }
 }
 
@@ -134,8 +141,6 @@ pub struct BuiltPackage {
 
 /// Part of a package's rules that is to run.
 pub(crate) struct Rules<'a> {
-    /// Targets of `debian/rules`.
-    pub(crate) targets: &'a [&'a str],
     /// True if results of compilers may be placeholders.
     pub(crate) deferring: bool,
     /// Additional edits and library of the build.
@@ -247,7 +252,11 @@ impl Builder<'_> {
     ) -> Result<SourcePackage, Error> {
         self.progress(&format!("fetching the source of {package}"));
         let apt = Apt::open(&self.cache, self.release.as_deref())?;
-        let Some(version) = version else { return self.fetch_newest(&apt, package, parts) };
+        let local = self.local_source(&apt, package, version)?;
+        let Some(version) = version else { return newer(self.fetch_newest(&apt, package, parts), local) };
+        if let Some(local) = local {
+            return Ok(local);
+        }
         if !self.holds(package, version, Parts::Source) {
             let listed = apt.source_versions(package)?;
             if !listed.iter().any(|v| v == version) {
@@ -266,6 +275,42 @@ impl Builder<'_> {
         let (served, _) = self.newest_served(&apt, package, parts, &unwanted)?;
         let served = served.map(|source| source.stanza.version);
         Err(Error::Withheld { package: package.to_owned(), version: version.to_owned(), missing, served })
+    }
+
+    /// Unpacks a source package of the caller's directories: this version, or the newest one there.
+    fn local_source(&self, apt: &Apt, package: &str, version: Option<&str>) -> Result<Option<SourcePackage>, Error> {
+        let mut found: Option<(PathBuf, Vec<u8>, SourceStanza)> = None;
+        for directory in &self.local {
+            let is_wanted = |name: &String| name.ends_with(".dsc") && name.starts_with(&format!("{package}_"));
+            for name in list(directory)?.into_iter().filter(is_wanted) {
+                let path = directory.join(name);
+                let text = read_regular(&path, DESCRIPTION_MAX)?;
+                let stanza = SourceStanza::of_description(&String::from_utf8_lossy(&text));
+                let Some(stanza) = stanza.filter(|stanza| stanza.package == package) else { continue };
+                let is_better = match version {
+                    Some(version) => stanza.version == version,
+                    None => found.as_ref().is_none_or(|(.., known)| {
+                        compare_versions(&stanza.version, &known.version) == Ordering::Greater
+                    }),
+                };
+                if is_better {
+                    found = Some((path, text, stanza));
+                }
+            }
+        }
+        let Some((path, text, stanza)) = found else { return Ok(None) };
+        let path = path.canonicalize().at("resolving", &path)?;
+        let variant = format!("-{}", stillpoint_host::cache::key([&text[..]]));
+        let name = entry_name(package, &stanza.version) + &variant;
+        let entry = self.cache.entry(&EntryName::new("source", &name), |into| {
+            let own = Tree::open(into)?;
+            own.write(path.file_name().unwrap_or_default(), &text)?;
+            let mut unpack = Command::new("dpkg-source");
+            // compares the sizes and checksums of the other files with those that it states
+            unpack.args(["--skip-patches", "--require-strong-checksums", "--extract"]).arg(&path).arg("tree");
+            run(unpack.current_dir(into), &format!("unpacking {}", path.display())).map(drop)
+        })?;
+        Ok(Some(SourcePackage { variant, ..SourcePackage::read(apt, &entry)? }))
     }
 
     fn fetch_newest(&self, apt: &Apt, package: &str, parts: Parts) -> Result<SourcePackage, Error> {
@@ -361,8 +406,7 @@ impl Builder<'_> {
             integration.as_ref().map_or(Ok(()), |integration| integration.place(&tree))?;
             self.progress(&format!("building {} {}", source.name(), source.version()));
             let integration = integration.as_ref();
-            let rules = Rules { targets: &["build-arch"], deferring: false, integration };
-            self.run_rules(&root, &build_path, into, &rules)
+            self.run_to_links(&root, &build_path, into, &Rules { deferring: false, integration })
         })?;
         let recording = Recording::read(&entry.join("records"))?;
         let tree = Tree::open(&entry.join("tree"))?.known_as(&build_path);
@@ -415,12 +459,21 @@ impl Builder<'_> {
         run(&mut patch, &format!("applying {}", diff.name)).map(drop)
     }
 
-    /// Runs targets of a package's rules on the tree below `into`, with its compilers recorded.
-    pub(crate) fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules) -> Result<(), Error> {
+    /// Runs a package's rules until they have linked something: the rules of some packages compile while they install.
+    pub(crate) fn run_to_links(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules) -> Result<(), Error> {
+        self.run_rules(root, build_path, into, rules, "build-arch")?;
+        if Recording::read(&into.join("records"))?.images().next().is_none() {
+            self.run_rules(root, build_path, into, rules, "binary-arch")?;
+        }
+        Ok(())
+    }
+
+    /// Runs a target of a package's rules on the tree below `into`, with its compilers recorded.
+    fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules, target: &str) -> Result<(), Error> {
         let recorder = self.recorder(root, rules.deferring)?;
         let records = into.join("records");
         Tree::open(into)?.make_directory("records")?;
-        if rules.deferring {
+        if rules.deferring && !Tree::open(&records)?.has(recorder::DEFER) {
             Tree::open(&records)?.write(recorder::DEFER, b"")?;
         }
         let own = Path::new(OWN_PATH);
@@ -449,8 +502,8 @@ impl Builder<'_> {
             sandbox = sandbox.with(&outside, &inside);
             env.extend(integration.environment());
         }
-        let targets = format!("--rules-target={}", rules.targets.join(","));
-        let argv = ["dpkg-buildpackage", "-B", "-d", "--no-sign", &targets];
+        let target = format!("--rules-target={target}");
+        let argv = ["dpkg-buildpackage", "-B", "-d", "--no-sign", &target];
         let mut command = sandbox.command(build_path, &argv, &env);
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
@@ -545,6 +598,18 @@ impl Builder<'_> {
         Tree::make(into)?.write_program(name, &built.tree.read(&stripped)?)?;
         built.tree.remove(&stripped)?;
         Ok(into.join(name))
+    }
+}
+
+/// Returns the newer one of the archive's version and that of a directory.
+fn newer(archived: Result<SourcePackage, Error>, local: Option<SourcePackage>) -> Result<SourcePackage, Error> {
+    match (archived, local) {
+        (Ok(archived), Some(local)) => {
+            let is_newer = compare_versions(local.version(), archived.version()) == Ordering::Greater;
+            Ok(if is_newer { local } else { archived })
+        }
+        (Err(Error::NoSuchVersion { .. } | Error::Withheld { .. }), Some(local)) => Ok(local),
+        (archived, _) => archived,
     }
 }
 

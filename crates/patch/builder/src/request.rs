@@ -48,6 +48,8 @@ pub struct DebianRequest {
     pub integrated: Option<Integrated>,
     /// The running binary: an ELF file, or the name of a program of the package.
     pub binary: Option<PathBuf>,
+    /// Other names of the running binary, under one of which the package's rules may link it.
+    pub names: Vec<String>,
 }
 
 impl DebianRequest {
@@ -181,19 +183,20 @@ impl Builder<'_> {
             let path = built.tree().join(output.strip_prefix(&built.source).unwrap_or(output));
             Target { path, bytes: built.tree.read(output)? }
         };
-        let output = self.output_of(&target, &requested, built, source.tree())?;
+        let names: Vec<&Path> = [requested.as_path()].into_iter().chain(request.names.iter().map(Path::new)).collect();
+        let output = self.output_of(&target, &names, built, source.tree())?;
         Ok((target, output))
     }
 
-    /// Finds the output that is the target; the inner error is the reason why none is known.
+    /// Finds the output that is the target, which may have any of some names; the inner error is the reason why none is known.
     pub(crate) fn output_of(
         &self,
         target: &Target,
-        requested: &Path,
+        names: &[&Path],
         built: &BuiltPackage,
         original: &Path,
     ) -> Result<Result<Output, String>, Error> {
-        let (found, is_named) = match Outputs::of(target, requested, built)? {
+        let (found, is_named) = match Outputs::of(target, names, built)? {
             Outputs::Same(inside) => return Ok(Ok(Output { inside, uncertainty: None })),
             Outputs::Named(found) => (found, true),
             Outputs::Others(found) => (found, false),
@@ -213,7 +216,10 @@ impl Builder<'_> {
                 let uncertainty = Some(format!("the target could be any of {}", Bounded(&names)));
                 Ok(Ok(Output { inside: inside.clone(), uncertainty }))
             }
-            None => Ok(Err(format!("the build step of the package's rules linked no {}", requested.display()))),
+            None => {
+                let name = names.first().map_or(target.path.as_path(), |name| name);
+                Ok(Err(format!("the build step of the package's rules linked no {}", name.display())))
+            }
         }
     }
 
@@ -380,7 +386,7 @@ pub(crate) enum Outputs {
 
 impl Outputs {
     /// Finds the target by its content if the build has made it, else by its name.
-    pub(crate) fn of(target: &Target, requested: &Path, built: &BuiltPackage) -> Result<Self, Error> {
+    pub(crate) fn of(target: &Target, names: &[&Path], built: &BuiltPackage) -> Result<Self, Error> {
         let outputs = built.outputs();
         let id = elf::build_id(&target.bytes);
         let (mut by_content, mut by_soname) = (None, Vec::new());
@@ -399,7 +405,8 @@ impl Outputs {
         }
         let named =
             |name: Option<&OsStr>| outputs.iter().filter(|o| o.file_name() == name).cloned().collect::<Vec<_>>();
-        let likely = [by_soname, named(requested.file_name()), named(target.path.file_name())];
+        let by_name = names.iter().map(|name| named(name.file_name()));
+        let likely = [by_soname].into_iter().chain(by_name).chain([named(target.path.file_name())]);
         Ok(likely.into_iter().find(|found| !found.is_empty()).map_or(Outputs::Others(outputs), Outputs::Named))
     }
 }

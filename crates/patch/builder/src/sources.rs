@@ -1,10 +1,10 @@
 //! The system's own source lists, read at run time: the archives of this release's packages and sources.
 
 use crate::Error;
-use crate::deb822::{Stanza, stanzas};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use stillpoint_host::file::{list, read_regular_text};
+use stillpoint_patch_provenance::deb822::{Stanza, stanzas};
 
 /// Size limit of a file of the system, in bytes.
 const FILE_MAX: u64 = 16 << 20;

@@ -42,6 +42,7 @@ mod quiescence_crash;
 mod quiescence_server;
 mod redis_live;
 mod redis_quiescence;
+mod scan;
 mod servers;
 mod storm;
 mod survival;

@@ -27,7 +27,7 @@ pub fn libstillpoint() -> Result<&'static Path, Unavailable> {
 /// libstillpoint cannot be built on this machine.
 pub fn options(name: &str) -> Result<Vec<OsString>, Unavailable> {
     let edits = workspace_root().join("crates/patch/integrations").join(name);
-    Ok(vec!["--integration".into(), edits.into(), "--library".into(), libstillpoint()?.into()])
+    Ok(vec!["--integration".into(), edits.into(), "--libstillpoint".into(), libstillpoint()?.into()])
 }
 
 /// A program of our own build, with the libraries of Debian's package and libstillpoint.

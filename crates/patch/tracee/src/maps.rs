@@ -43,6 +43,14 @@ impl Mapping {
         self.end.0 - self.start.0
     }
 
+    /// Parses the contents of `/proc/PID/maps`.
+    ///
+    /// # Errors
+    /// The first line that has another form.
+    pub fn list(text: &str) -> Result<Vec<Mapping>, String> {
+        parse(text)
+    }
+
     /// Returns false: mappings are never empty.
     pub fn is_empty(&self) -> bool {
         self.end == self.start

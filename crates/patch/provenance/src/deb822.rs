@@ -5,11 +5,11 @@
 
 /// Fields in their order; a continued value has the lines as they were.
 #[derive(Debug, Default)]
-pub(crate) struct Stanza(pub(crate) Vec<(String, String)>);
+pub struct Stanza(pub Vec<(String, String)>);
 
 impl Stanza {
     /// Parses one stanza; lines that are no fields are left out.
-    pub(crate) fn parse(text: &str) -> Stanza {
+    pub fn parse(text: &str) -> Stanza {
         let mut fields: Vec<(String, String)> = Vec::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             match (line.split_once(':'), fields.last_mut()) {
@@ -22,13 +22,13 @@ impl Stanza {
     }
 
     /// Returns the value of a field; upper and lower case are the same in its name.
-    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+    pub fn field(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 }
 
 /// Parses stanzas, which empty lines part.
-pub(crate) fn stanzas(text: &str) -> Vec<Stanza> {
+pub fn stanzas(text: &str) -> Vec<Stanza> {
     let lines: Vec<&str> = text.lines().collect();
     lines.split(|line| line.trim().is_empty()).map(|lines| Stanza::parse(&lines.join("\n"))).collect()
 }
