@@ -462,7 +462,8 @@ impl Builder<'_> {
     /// Runs a package's rules until they have linked something: the rules of some packages compile while they install.
     pub(crate) fn run_to_links(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules) -> Result<(), Error> {
         self.run_rules(root, build_path, into, rules, "build-arch")?;
-        if Recording::read(&into.join("records"))?.images().next().is_none() {
+        let tree = Tree::open(&into.join("tree"))?.known_as(build_path);
+        if !Recording::read(&into.join("records"))?.images().any(|image| tree.has(image)) {
             self.run_rules(root, build_path, into, rules, "binary-arch")?;
         }
         Ok(())

@@ -125,6 +125,7 @@ fn outcome(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             on_top_of: Vec::new(),
             shipped: ShippedAs::Series(Shipped::Full),
             integrated: None,
+            names: Vec::new(),
             binary: Some(PathBuf::from(program)),
         };
         let mut found = of(builder, &request, program);
