@@ -325,7 +325,7 @@ impl Tally {
         }
     }
 
-    /// Returns true for a process that runs the file which has replaced the build that the patch is for: it needs no patch of before.
+    /// Returns true for a process that runs the file which has replaced the build that the patch is for: the patch is not for it.
     fn is_upgraded(&self, (found, mismatch): &(FoundProcess, Mismatch)) -> bool {
         runs(mismatch) && !found.deleted && found.container.is_none() && self.replaced.contains(&found.path)
     }
