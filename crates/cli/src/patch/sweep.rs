@@ -62,8 +62,10 @@ struct Tally {
     rest: Census,
     /// Containers with the number of their processes that were worked on.
     containers: BTreeMap<String, usize>,
-    /// Paths of the file that are still on disk.
+    /// Paths at which the build that the patch is for is on disk.
     on_disk: BTreeSet<String>,
+    /// Paths at which another file has replaced it, as an upgrade of the package does.
+    replaced: BTreeSet<String>,
     /// True if programs start without pause.
     is_endless: bool,
 }
@@ -170,8 +172,8 @@ impl Sweep<'_> {
             output.line(format_args!("{} in {:.0} ms", tally.counts(), duration.as_secs_f64() * 1e3));
         }
         self.notes(&tally, output);
-        let list = self.unfinished_list(&tally);
-        let found_none = tally.selected == 0 && list.is_empty();
+        let (count, list) = self.unfinished_list(&tally);
+        let found_none = tally.selected == 0 && list.is_empty() && tally.rest.mismatching.is_empty();
         if list.is_empty() && (!found_none || !self.needs_one) {
             return Ok(());
         }
@@ -186,25 +188,39 @@ impl Sweep<'_> {
         for text in &list {
             output.warn(text);
         }
-        Err(self.failure(tally, list.len()))
+        Err(self.failure(tally, count))
     }
 
-    /// Returns one line for each process on which the operation should have been done and was not.
-    fn unfinished_list(&self, tally: &Tally) -> Vec<String> {
-        let Sweep { participle, .. } = self;
-        let failed = tally.failures.iter().map(|(found, error)| {
-            let reasons: Vec<String> = chain(error);
-            format!("{} is not {participle}: {}", who(found), reasons.join(": "))
-        });
-        let other = tally.rest.mismatching.iter().filter(|(_, mismatch)| runs(mismatch));
-        let other =
-            other.map(|(found, mismatch)| format!("{} is not {participle}: {}", who(found), describe(mismatch, found)));
-        failed.chain(other).collect()
+    /// Returns the processes on which the operation should have been done and was not: their number, and one line for each reason.
+    fn unfinished_list(&self, tally: &Tally) -> (usize, Vec<String>) {
+        let failed = tally.failures.iter().map(|(found, error)| (who(found), chain(error).join(": ")));
+        let other = tally.other_builds().map(|(found, mismatch)| (who(found), describe(mismatch, found)));
+        let (mut reasons, mut count) = (Vec::<(String, Vec<String>)>::new(), 0);
+        for (who, reason) in failed.chain(other) {
+            count += 1;
+            match reasons.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, processes)) => processes.push(who),
+                None => reasons.push((reason, vec![who])),
+            }
+        }
+        let participle = self.participle;
+        let line = |(reason, processes): (String, Vec<String>)| match &processes[..] {
+            [process] => format!("process {process} is not {participle}: {reason}"),
+            several => format!("processes {} are not {participle}: {reason}", several.join(", ")),
+        };
+        (count, reasons.into_iter().map(line).collect())
     }
 
     fn notes(&self, tally: &Tally, output: &Output) {
         for (found, _) in tally.rest.mismatching.iter().filter(|(_, mismatch)| !runs(mismatch)) {
-            output.note(format_args!("{} maps {} and executes nothing of it", who(found), found.path));
+            output.note(format_args!("process {} maps {} and executes nothing of it", who(found), found.path));
+        }
+        let upgraded: Vec<String> = tally.upgraded().map(|(found, _)| who(found)).collect();
+        if !upgraded.is_empty() {
+            output.note(format_args!(
+                "they map the build that is on disk now, and not the one that the patch is for: processes {}",
+                upgraded.join(", ")
+            ));
         }
         for (container, count) in &tally.containers {
             output.note(format_args!("container {container}: {count} processes"));
@@ -214,7 +230,7 @@ impl Sweep<'_> {
             let more = tally.rest.left_out.len().saturating_sub(NAMED_MAX);
             let more = if more == 0 { String::new() } else { format!(" and {more} more") };
             output.note(format_args!(
-                "left out, because they run in containers (--containers includes them): {}{more}",
+                "left out, because they run in containers (--containers includes them): processes {}{more}",
                 some.join(", ")
             ));
         }
@@ -250,7 +266,7 @@ impl Sweep<'_> {
         let mut result = match worst.map(|i| tally.failures.swap_remove(i)) {
             Some((found, error)) => {
                 let failed = failure(error);
-                let error = failed.error.context(who(&found)).context(text);
+                let error = failed.error.context(format!("process {}", who(&found))).context(text);
                 let state = format!("{counts}; of process {}: {}", found.pid, failed.state);
                 Failure { exit: failed.exit, error, state, hint: failed.hint }
             }
@@ -274,7 +290,9 @@ impl Tally {
         for found in new {
             if let Some(container) = &found.container {
                 *self.containers.entry(container.to_string()).or_default() += 1;
-            } else if !found.deleted && found.build_id.is_some() {
+            } else if found.deleted {
+                self.replaced.insert(found.path.clone());
+            } else if found.build_id.is_some() {
                 self.on_disk.insert(found.path.clone());
             }
         }
@@ -307,8 +325,18 @@ impl Tally {
         }
     }
 
-    fn other_builds(&self) -> usize {
-        self.rest.mismatching.iter().filter(|(_, mismatch)| runs(mismatch)).count()
+    /// Returns true for a process that runs the file which has replaced the build that the patch is for: the patch is not for it.
+    fn is_upgraded(&self, (found, mismatch): &(FoundProcess, Mismatch)) -> bool {
+        runs(mismatch) && !found.deleted && found.container.is_none() && self.replaced.contains(&found.path)
+    }
+
+    /// Returns the processes that run a build of which it is unknown if it needs a patch.
+    fn other_builds(&self) -> impl Iterator<Item = &(FoundProcess, Mismatch)> {
+        self.rest.mismatching.iter().filter(|found| runs(&found.1) && !self.is_upgraded(found))
+    }
+
+    fn upgraded(&self) -> impl Iterator<Item = &(FoundProcess, Mismatch)> {
+        self.rest.mismatching.iter().filter(|found| self.is_upgraded(found))
     }
 
     fn summary(&self, duration: Duration) -> SweepLine {
@@ -318,7 +346,7 @@ impl Tally {
             possible: self.possible,
             ended: self.ended,
             failed: self.failures.len(),
-            other_build: self.other_builds(),
+            other_build: self.other_builds().count(),
             in_containers: self.rest.left_out.len(),
             uninspected: self.rest.uninspected.len(),
             duration_us: duration.as_micros() as u64,
@@ -332,7 +360,8 @@ impl Tally {
             (self.possible, "would be done"),
             (self.ended, "ended during the operation"),
             (self.failures.len(), "failed"),
-            (self.other_builds(), "map another build"),
+            (self.other_builds().count(), "map another build"),
+            (self.upgraded().count(), "map the build that is on disk now"),
             (self.rest.left_out.len(), "in containers left out"),
             (self.rest.uninspected.len(), "could not be inspected"),
         ];
@@ -372,7 +401,7 @@ fn describe(mismatch: &Mismatch, found: &FoundProcess) -> String {
 
 fn who(found: &FoundProcess) -> String {
     let container = found.container.as_ref().map(|container| format!(" in container {container}")).unwrap_or_default();
-    format!("process {} ({}){container}", found.pid, found.name)
+    format!("{} ({}){container}", found.pid, found.name)
 }
 
 /// Returns an error and its causes; a cause that the text before it contains is not repeated.

@@ -138,25 +138,26 @@ fn without_a_process_nothing_is_touched() {
     }
 }
 
-/// Upgrades the package while processes run: those of before need the patch, those of after run another build.
+/// Upgrades the package while processes run: those of before need the patch, those of after run the build on disk, and need none.
 #[test]
-fn a_process_that_runs_another_build_is_named() {
+fn a_process_of_after_an_upgrade_is_named_and_needs_no_patch() {
     let shared = Shared::build();
     let patch = shared.library.patch(2);
     let mut old = shared.start(2);
     shared.replace_on_disk();
     let mut new = shared.start(1);
-    for (round, call) in [shared.call("apply").arg(&patch), apply_to_all(&patch)].into_iter().enumerate() {
-        if round == 0 {
+    for (call, expected) in [(shared.call("apply").arg(&patch), "done"), (apply_to_all(&patch), "already")] {
+        if expected == "done" {
             announce(&old, Phase::Over(1, 2));
         }
-        let run = call.clone().json().run();
-        let expected = if round == 0 { ("done", 4) } else { ("already", 3) };
-        assert!(old.iter().all(|victim| outcome(&run, victim.pid()).0 == expected.0), "{run}");
+        let run = call.json().succeed();
+        assert!(old.iter().all(|victim| outcome(&run, victim.pid()).0 == expected), "{run}");
         let (outcome, reason) = outcome(&run, new[0].pid());
         assert!(outcome == "other-build" && reason.contains("another build"), "{run}");
-        assert_eq!(run.code, Some(expected.1), "{run}");
-        assert!(run.stderr.contains(&format!("process {} (caller) is not patched", new[0].pid())), "{run}");
+        assert!(
+            run.stderr.contains("on disk now") && run.stderr.contains(&format!("{} (caller)", new[0].pid())),
+            "{run}"
+        );
         assert_settled(&mut old, 2);
         assert_settled(&mut new, 1);
     }
@@ -164,6 +165,29 @@ fn a_process_that_runs_another_build_is_named() {
     announce(&old, Phase::Over(2, 1));
     shared.call("revert").succeed();
     assert_settled(&mut old, 1);
+}
+
+/// Leaves a process with a build of before the one that the patch is for: the call says that it is not patched.
+#[test]
+fn a_process_with_an_older_build_is_named_and_counts() {
+    let shared = Shared::build();
+    let later = shared.library.dir().join("later.so");
+    std::fs::copy(shared.path(), &later).expect("keep the library");
+    shared.replace_on_disk();
+    let mut older = shared.start(1);
+    std::fs::rename(&later, shared.path()).expect("install the library again");
+    let patch = shared.library.patch(2);
+    let mut present = shared.start(2);
+    announce(&present, Phase::Over(1, 2));
+    for (expected, code) in [("done", 4), ("already", 3)] {
+        let run = shared.call("apply").arg(&patch).json().run();
+        assert!(present.iter().all(|victim| outcome(&run, victim.pid()).0 == expected), "{run}");
+        assert_eq!((outcome(&run, older[0].pid()).0.as_str(), run.code), ("other-build", Some(code)), "{run}");
+        let named = format!("process {} (caller) is not patched: it maps another build", older[0].pid());
+        assert!(run.stderr.contains(&named), "{run}");
+    }
+    assert_settled(&mut present, 2);
+    assert_settled(&mut older, 1);
 }
 
 /// Holds a process with the debugger's system call, on a thread of its own: the kernel binds a tracee to it.
@@ -287,7 +311,7 @@ fn containers_are_left_out_by_name_and_included_on_request() {
     let run = shared.call("apply").arg(&patch).json().succeed();
     assert!(host.iter().all(|victim| outcome(&run, victim.pid()).0 == "done"), "{run}");
     assert_eq!(outcome(&run, pid).0, "left-out", "{run}");
-    assert!(run.stderr.contains("--containers") && run.stderr.contains(&format!("process {pid} (caller)")), "{run}");
+    assert!(run.stderr.contains("--containers") && run.stderr.contains(&format!("{pid} (caller)")), "{run}");
     assert_settled(&mut host, 2);
     assert_settled(&mut container, 1);
     assert!(!status(pid).succeed().stdout.contains("library-1-2"));
