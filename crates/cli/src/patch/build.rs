@@ -210,7 +210,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
             output.line(format_args!(
                 "nothing to patch: it runs {package} {version}, the newest source version that the archive serves"
             ));
-            output.result("newest-version", &NewestLine { package, version });
+            output.result("newest-version", &json!({"package": package, "version": version}));
             Ok(Success::Nothing)
         }
     }
@@ -224,12 +224,6 @@ enum Outcome {
         package: String,
         version: String,
     },
-}
-
-#[derive(Serialize)]
-struct NewestLine {
-    package: String,
-    version: String,
 }
 
 fn build_running(
