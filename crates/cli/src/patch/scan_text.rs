@@ -168,7 +168,9 @@ pub(super) fn exposition(report: &Report) -> String {
     let mut text = String::new();
     let mut metric = |name: &str, help: &str, samples: Vec<(String, u64)>| {
         let _ = writeln!(text, "# HELP stillpoint_{name} {help}\n# TYPE stillpoint_{name} gauge");
-        samples.iter().for_each(|(labels, value)| drop(writeln!(text, "stillpoint_{name}{labels} {value}")));
+        for (labels, value) in samples {
+            let _ = writeln!(text, "stillpoint_{name}{labels} {value}");
+        }
     };
     let counts = &report.counts;
     let states = [
