@@ -189,7 +189,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
         (Some(package), ..) => {
             let (package, version) = parse_package(package);
             let request = debian_request(&args, package, version, shipped.clone());
-            builder.build_debian(&request, &statement).map(Outcome::Built)
+            builder.build_debian(&request, &statement).map(|built| Outcome::Built(Box::new(built)))
         }
         (None, source, None) => {
             let request = SourceRequest {
@@ -200,7 +200,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
                 target: args.target.clone().unwrap_or_default(),
                 unit_filter: args.unit_filter.clone(),
             };
-            builder.build_source(&request, &statement).map(Outcome::Built)
+            builder.build_source(&request, &statement).map(|built| Outcome::Built(Box::new(built)))
         }
     };
     let outcome = with_builder(&args.workplace, output, work).map_err(|error| failure(error, &shipped, output))?;
@@ -218,7 +218,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
 
 /// Result of the builder.
 enum Outcome {
-    Built(Built),
+    Built(Box<Built>),
     /// The program runs the newest version of its source package.
     Newest {
         package: String,
@@ -236,7 +236,7 @@ fn build_running(
     let request = debian_request(args, String::new(), None, ShippedAs::Series(Shipped::Full));
     match builder.plan(&program, request)? {
         Plan::Newest { package, version } => Ok(Outcome::Newest { package, version }),
-        Plan::Build(request) => builder.build_debian(&request, statement).map(Outcome::Built),
+        Plan::Build(request) => builder.build_debian(&request, statement).map(|built| Outcome::Built(Box::new(built))),
     }
 }
 

@@ -99,7 +99,7 @@ fn parse(text: &str) -> BTreeMap<String, Offer> {
         if let Some(version) = line.strip_prefix("  Candidate: ") {
             version.clone_into(&mut offer.candidate);
         } else if let Some(origin) = line.strip_prefix("        ") {
-            // `500 http://deb.debian.org/debian bookworm/main amd64 Packages`
+            // `500 http://archive.invalid/debian bookworm/main amd64 Packages`
             let mut words = origin.split_ascii_whitespace().skip(1);
             let (place, suite) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
             if let Some(row) = offer.rows.last_mut() {
@@ -128,9 +128,9 @@ libssl3:
   Candidate: 3.0.22-1~deb12u2
   Version table:
      3.0.22-1~deb12u2 500
-        500 http://deb.debian.org/debian-security bookworm-security/main amd64 Packages
+        500 http://archive.invalid/debian-security bookworm-security/main amd64 Packages
      3.0.20-1~deb12u2 500
-        500 http://deb.debian.org/debian bookworm/main amd64 Packages
+        500 http://archive.invalid/debian bookworm/main amd64 Packages
  *** 3.0.19-1~deb12u2 100
         100 /var/lib/dpkg/status
 own:
@@ -148,7 +148,7 @@ libc6:i386:
   Candidate: 2.36-9+b1
   Version table:
      2.36-9+b1 500
-        500 http://deb.debian.org/debian bookworm/main i386 Packages
+        500 http://archive.invalid/debian bookworm/main i386 Packages
 ";
 
     #[test]

@@ -11,7 +11,7 @@
 //! names its version. The caller of [`Origin`] learns which evidence there was.
 
 use crate::changelog::Changelog;
-use crate::seen::SeenPackages;
+use crate::package_index::SeenPackages;
 use crate::version::{compare, without_rebuild};
 use crate::{Database, ElfIdentity, Error, Owner, Package};
 use md5::{Digest, Md5};
@@ -19,7 +19,8 @@ use serde::Serialize;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs::{File, Metadata};
+use std::fs::File;
+use std::fs::Metadata;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

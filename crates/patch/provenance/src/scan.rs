@@ -177,7 +177,7 @@ enum Judgement {
 impl Context<'_> {
     fn judge(&mut self, subject: &Subject, origin: &Origin, is_executable: bool) -> Judgement {
         let unseen = |reason, detail: &str| Judgement::Unseen(reason, detail.to_owned());
-        if !origin.is_read && !(subject.deleted && origin.installed.is_some()) {
+        if !(origin.is_read || subject.deleted && origin.installed.is_some()) {
             return unseen(Reason::NoRight, "the file cannot be opened");
         }
         if origin.is_read && origin.identity.is_none() {

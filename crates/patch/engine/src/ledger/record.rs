@@ -65,7 +65,7 @@ pub enum Record {
     LookupRedirect(Box<LookupRedirectRecord>),
     /// The changes of data of the patch that was placed last.
     PlacedData(Vec<ConstantRecord>),
-    /// As [`Record::Begin`], for a transition that changes data.
+    /// Begin of a transition, like [`Record::Begin`], that changes data.
     BeginWithData(Box<Transition>, Box<DataTransition>),
 }
 

@@ -15,7 +15,7 @@ fn build(source: &str, flags: &[&str]) -> Built {
     build_elsewhere(source, flags, &[])
 }
 
-/// As [`build`]; the target is built with other flags in addition, as by another machine.
+/// Builds like [`build`], the target with other flags in addition, as another machine would.
 fn build_elsewhere(source: &str, flags: &[&str], elsewhere: &[&str]) -> Built {
     let directory = tempfile::tempdir().expect("temporary directory");
     let at = |name: &str| directory.path().join(name);

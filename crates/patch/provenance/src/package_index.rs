@@ -65,14 +65,11 @@ impl SeenPackages {
         };
         let debs = self.debs.iter().flat_map(in_directory).take(PACKAGES_MAX);
         for deb in debs {
-            match has_build_id(&deb, build_id) {
-                Ok(true) => {
-                    if let Ok(package) = package_of(&deb) {
-                        return Some(Seen { package, from: deb });
-                    }
-                }
-                // a file that is no package hides no other one
-                Ok(false) | Err(_) => {}
+            // a file that is no package hides no other one
+            if let Ok(true) = has_build_id(&deb, build_id)
+                && let Ok(package) = package_of(&deb)
+            {
+                return Some(Seen { package, from: deb });
             }
         }
         None
@@ -82,7 +79,8 @@ impl SeenPackages {
         let all = self.unpacked.as_ref()?;
         for name in list(all).unwrap_or_default() {
             let Some((source, version)) = name.split_once('_') else { continue };
-            let version = version.replace('%', ":");
+            // the builder unpacks each binary package of a version into a directory of its own
+            let version = version.strip_suffix("-each").unwrap_or(version).replace('%', ":");
             let is_wanted = installed.is_none_or(|installed| installed.source == source);
             if !is_wanted || !is_package(source) || !is_version(&version) {
                 continue;
