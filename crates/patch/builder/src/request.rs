@@ -433,18 +433,24 @@ fn only_program(built: &BuiltPackage, outputs: &[PathBuf], diffs: &[Diff]) -> Re
 }
 
 /// Finds a file by its path or its name in unpacked packages, each of which has a directory of its name; the path may
-/// begin with that name. Follows symbolic links inside of a package.
+/// begin with that name. Follows symbolic links inside of a package, and to files of the other ones.
 fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
-    let mut found: BTreeMap<PathBuf, Target> = BTreeMap::new();
+    let mut packages = Vec::new();
     for package in stillpoint_host::file::list(root)? {
+        let tree = Tree::open(&root.join(&package))?.known_as(Path::new("/"));
+        packages.push((package, tree));
+    }
+    let mut found: BTreeMap<PathBuf, Target> = BTreeMap::new();
+    for (package, tree) in &packages {
         let relative = program.strip_prefix("/").unwrap_or(program);
-        let inside = relative.strip_prefix(&package).ok().filter(|inside| !inside.as_os_str().is_empty());
+        let inside = relative.strip_prefix(package).ok().filter(|inside| !inside.as_os_str().is_empty());
         let relative = inside.unwrap_or(relative);
-        let directory = root.join(&package);
-        let tree = Tree::open(&directory)?.known_as(Path::new("/"));
         for entry in tree.entries()?.iter().filter(|entry| !entry.is_directory() && entry.name.ends_with(relative)) {
-            if let Some(name) = tree.real(&entry.name).ok().filter(|name| elf::is_loadable(&tree, name)) {
-                let target = Target { path: directory.join(&name), bytes: tree.read(&name)? };
+            let Ok(name) = tree.real(&entry.name) else { continue };
+            let others = packages.iter().map(|(_, other)| other);
+            let holder = [tree].into_iter().chain(others).find(|tree| tree.has(&name));
+            if let Some(holder) = holder.filter(|holder| elf::is_loadable(holder, &name)) {
+                let target = Target { path: holder.path().join(&name), bytes: holder.read(&name)? };
                 found.insert(target.path.clone(), target);
             }
         }
@@ -498,6 +504,12 @@ mod tests {
         assert_eq!(found.path, root.join("usr/sbin/served-1"));
         fs::copy("/bin/false", root.join("usr/sbin/one")).unwrap();
         assert_eq!(find_in(&packages, Path::new("one")).unwrap().path, root.join("usr/sbin/one"), "as its package");
+        symlink("served", root.join("usr/sbin/twice-linked")).unwrap();
+        fs::create_dir_all(packages.join("links/usr/bin")).unwrap();
+        symlink("../sbin/served-1", packages.join("links/usr/bin/linked")).unwrap();
+        for name in ["linked", "twice-linked"] {
+            assert_eq!(find_in(&packages, Path::new(name)).unwrap().path, root.join("usr/sbin/served-1"), "{name}");
+        }
         for name in ["led-out", "led-up"] {
             assert!(find_in(&packages, Path::new(name)).is_err(), "{name}");
         }
