@@ -332,11 +332,11 @@ impl Tally {
 
     /// Returns the processes that run a build of which it is unknown if it needs a patch.
     fn other_builds(&self) -> impl Iterator<Item = &(FoundProcess, Mismatch)> {
-        self.rest.mismatching.iter().filter(|found| runs(&found.1) && !self.is_upgraded(found))
+        self.rest.mismatching.iter().filter(move |found| runs(&found.1) && !self.is_upgraded(found))
     }
 
     fn upgraded(&self) -> impl Iterator<Item = &(FoundProcess, Mismatch)> {
-        self.rest.mismatching.iter().filter(|found| self.is_upgraded(found))
+        self.rest.mismatching.iter().filter(move |found| self.is_upgraded(found))
     }
 
     fn summary(&self, duration: Duration) -> SweepLine {

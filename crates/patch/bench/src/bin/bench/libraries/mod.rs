@@ -47,7 +47,7 @@ pub(crate) fn libraries(amount: &Amount) -> Result<Section, String> {
         0
     })];
     for _ in 0..amount.rounds {
-        let library = || Stillpoint::new().args(["patch"]);
+        let library = || Stillpoint::new().arg("patch");
         let apply = library().arg("apply").arg(&patch.file).arg("--library").arg(&patch.library);
         let revert = library().arg("revert").arg("--library").arg(&patch.library);
         for (operation, call) in [("apply", &apply), ("apply again", &apply), ("revert", &revert)] {

@@ -229,7 +229,7 @@ impl Machine {
             server.arg("-cert").arg(&certificate).arg("-key").arg(&key);
             let mut socat = self.programs.command(&self.programs.socat.path);
             let options = format!("bind=127.0.0.1,fork,reuseaddr,cert={},verify=0", both.display());
-            socat.args([&format!("OPENSSL-LISTEN:{echo},{options}"), "EXEC:cat"]);
+            socat.arg(format!("OPENSSL-LISTEN:{echo},{options}")).arg("EXEC:cat");
             let mut redis = self.programs.command(&self.programs.redis.path);
             redis.args(["--port", "0", "--bind", "127.0.0.1", "--save", "", "--tls-auth-clients", "no"]);
             redis.args(["--tls-port", &store.to_string(), "--dir"]).arg(self.dir.path());
