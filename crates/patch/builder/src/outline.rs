@@ -16,6 +16,9 @@ use stillpoint_host::untrusted::Tree;
 /// Name, in the entry of a package, of the file that says why its rules do not run with compilations put off.
 const WHY_NOT: &str = "why-not";
 
+/// Version of the steps by which rules are followed; increase it with every change of these.
+const OUTLINE_VERSION: &[u8] = b"2";
+
 impl Builder<'_> {
     /// Runs a package's rules, and compiles only what they need themselves. A package whose rules do not work so is
     /// built. Runs once for each version.
@@ -40,7 +43,7 @@ impl Builder<'_> {
         source: &SourcePackage,
         diffs: &[Diff],
     ) -> Result<Result<BuiltPackage, String>, Error> {
-        let recorder = stillpoint_host::cache::key([recorder::PROGRAM.as_bytes()]);
+        let recorder = stillpoint_host::cache::key([OUTLINE_VERSION, recorder::PROGRAM.as_bytes()]);
         let identity = format!("{}-outlined-{}", self.identity(source, diffs), &recorder[..8]);
         let root = self.root_for(source)?;
         let build_path = source.build_path();
