@@ -4,7 +4,7 @@ use super::container::{Container, Surroundings};
 use super::{all_pids, patched_processes};
 use crate::Error;
 use rustix::fs::{major, minor};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -230,7 +230,10 @@ impl Search {
     /// Returns a process that maps the file, with the difference from what is searched for.
     fn examine(&self, pid: Pid, mappings: &[Mapping]) -> Option<(FoundProcess, Option<Mismatch>)> {
         let mut files: BTreeMap<(u64, &str), Vec<&Mapping>> = BTreeMap::new();
-        for mapping in mappings.iter().filter(|mapping| mapping.inode != 0 && self.may_be(pid, mapping)) {
+        // a build is seen in the code; what else is mapped of that file belongs to it
+        let wanted = mappings.iter().filter(|mapping| mapping.inode != 0 && self.may_be(pid, mapping));
+        let wanted: BTreeSet<(u64, Option<&str>)> = wanted.map(|m| (m.inode, m.path.as_deref())).collect();
+        for mapping in mappings.iter().filter(|mapping| wanted.contains(&(mapping.inode, mapping.path.as_deref()))) {
             let path = mapping.path.as_deref().unwrap_or_default();
             files.entry((mapping.inode, path)).or_default().push(mapping);
         }

@@ -104,7 +104,8 @@ fn fixed_sequences_decode_back() {
         assert_eq!((list[je].near_branch_target(), list[jmp].near_branch_target()), (then.0, otherwise.0));
     }
     assert_eq!(DispatchState::from_byte(2), Some(DispatchState::AllOtherwise));
-    assert_eq!(DispatchState::from_byte(3), None);
+    assert_eq!(DispatchState::from_byte(3), Some(DispatchState::DataChanging));
+    assert_eq!(DispatchState::from_byte(4), None);
     assert_eq!(jump_target(&jump5(at, then).expect("jump"), at), Some(then));
     assert_eq!(jump_target(&[0xeb, 0, 0, 0, 0], at), None);
     let list = decode(&far_stub(at, otherwise).expect("stub"), at.0);
