@@ -181,8 +181,18 @@ sub document {
 }
 
 sub execute {
-    exec { "/usr/bin/$name" } "/usr/bin/$name", @_;
+    exec { tool($name) } "/usr/bin/$name", @_;
     die "/usr/bin/$name: $!\n";
+}
+
+# Returns the path of the real program of a name: this one may be mounted over it.
+sub tool {
+    my $path = "/usr/bin/$_[0]";
+    while (-l $path) {
+        my $target = readlink $path;
+        $path = $target =~ m{^/} ? $target : $path =~ s{[^/]*$}{$target}r;
+    }
+    return -d "$own/real" ? $path =~ s{^/usr/bin/([^/]+)$}{$own/real/$1}r : $path;
 }
 
 # ---- command lines
@@ -444,7 +454,7 @@ sub system_in {
         push @arguments, '-o', $output unless $has_output;
     }
     open STDOUT, '>&', \*STDERR;
-    exec { "/usr/bin/$name" } "/usr/bin/$name", @arguments;
+    exec { tool($name) } "/usr/bin/$name", @arguments;
     die "/usr/bin/$name: $!\n";
 }
 

@@ -85,6 +85,9 @@ impl SourcePackage {
     }
 }
 
+/// Directory in which quilt notes the diffs that are applied, with the files as they were before.
+const QUILT: &str = ".pc";
+
 /// End of the name of an entry with a directory for each binary package.
 const EACH: &str = "-each";
 
@@ -447,6 +450,16 @@ impl Builder<'_> {
         for diff in diffs {
             self.apply_series_diff(&tree, diff)?;
         }
+        let applied: String = diffs.iter().map(|diff| format!("{}\n", diff.name)).collect();
+        let quilt = Tree::open(&tree)?;
+        for (name, text) in [
+            (".version", "2\n"),
+            (".quilt_patches", "debian/patches\n"),
+            (".quilt_series", "series\n"),
+            ("applied-patches", &applied),
+        ] {
+            quilt.write(Path::new(QUILT).join(name), text.as_bytes())?;
+        }
         Ok(tree)
     }
 
@@ -454,7 +467,9 @@ impl Builder<'_> {
         let mut file = tempfile::NamedTempFile::new().at("making", Path::new("a temporary file"))?;
         file.write_all(&diff.text).at("writing", Path::new("a temporary file"))?;
         let mut patch = Command::new("patch");
-        patch.args(["--batch", "--forward", "--no-backup-if-mismatch", "-p1", "-s", "-i"]).arg(file.path());
+        // the rules of some packages take diffs back for a part of their work
+        patch.args(["--batch", "--forward", "--backup", "--prefix"]).arg(format!("{QUILT}/{}/", diff.name));
+        patch.args(["-p1", "-s", "-i"]).arg(file.path());
         patch.current_dir(tree).env("LC_ALL", "C.UTF-8");
         run(&mut patch, &format!("applying {}", diff.name)).map(drop)
     }
@@ -466,7 +481,7 @@ impl Builder<'_> {
         if !Recording::read(&into.join("records"))?.images().any(|image| tree.has(image)) {
             self.run_rules(root, build_path, into, rules, "binary-arch")?;
         }
-        Ok(())
+        Ok(tree.remove_all(QUILT)?)
     }
 
     /// Runs a target of a package's rules on the tree below `into`, with its compilers recorded.
@@ -481,7 +496,17 @@ impl Builder<'_> {
         let mut sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }
             .with(&into.join("tree"), build_path)
             .with(&recorder, &own.join("bin"))
-            .with(&records, &own.join("records"));
+            .with(&records, &own.join("records"))
+            .with(&root.join("usr/bin"), &own.join("real"));
+        // rules may call a compiler by its full path, or set a search path of their own
+        let tools = Tree::open(root)?.known_as(Path::new("/"));
+        let mut places = std::collections::BTreeSet::new();
+        for name in stillpoint_host::file::list(&recorder)? {
+            let place = tools.real(Path::new("usr/bin").join(&name)).unwrap_or_default();
+            if place.parent() == Some(Path::new("usr/bin")) && tools.has(&place) && places.insert(place.clone()) {
+                sandbox = sandbox.with(&recorder.join(&name), &Path::new("/").join(&place));
+            }
+        }
         let mut env = [
             ("PATH", format!("{OWN_PATH}/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
             (

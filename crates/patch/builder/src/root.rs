@@ -19,8 +19,8 @@ pub(crate) const BUILD_PATH: &str = "/build/reproducible-path";
 pub(crate) const OWN_PATH: &str = "/stillpoint";
 
 /// Directories of a clean root that builds write to.
-const CHANGING: [&str; 6] =
-    ["build/reproducible-path", "stillpoint/out", "stillpoint/records", "run", "tmp", "var/tmp"];
+const CHANGING: [&str; 7] =
+    ["build/reproducible-path", "stillpoint/out", "stillpoint/real", "stillpoint/records", "run", "tmp", "var/tmp"];
 
 /// Documentation and translations: no compiler reads them.
 const LEAVE_OUT: [&str; 4] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"];

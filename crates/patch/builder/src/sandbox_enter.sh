@@ -1,6 +1,6 @@
 root=$1; directory=$2; mounts=$3; shift 3
 while [ "$mounts" -gt 0 ]; do
-    if [ -n "$root" ]; then mkdir -p "$2" || exit 125; fi
+    if [ -n "$root" ] && [ ! -e "$2" ]; then mkdir -p "$2" || exit 125; fi
     mount --bind "$1" "$2" || exit 125
     shift 2; mounts=$((mounts - 1))
 done
