@@ -500,3 +500,25 @@ fn results_that_the_rules_need_are_made() {
         assert_eq!(is_program("again"), !package.is_deferred, "nothing needs it");
     }
 }
+
+/// Builds two flavours of a program under one name, and installs one under another.
+const FLAVOURS: &str = "build:
+    for flavour in wide narrow; do mkdir -p $$flavour && cp -r src $$flavour/; done
+    cd wide && gcc -O2 -DWIDE -c -o clamp.o src/clamp.c && gcc -O2 -c -o main.o src/main.c
+    cd wide && $(LINK) -o prog main.o clamp.o
+    cd narrow && gcc -O2 -c -o clamp.o src/clamp.c && gcc -O2 -c -o main.o src/main.c
+    cd narrow && $(LINK) -o prog main.o clamp.o && cp prog installed";
+
+#[test]
+fn a_flavour_is_told_by_its_code() {
+    for package in Package::both("a_flavour_is_told_by_its_code", FLAVOURS) {
+        let wide = ("src/clamp.c", "value /= 7", "value /= 5");
+        let narrow = ("src/clamp.c", "value *= 3", "value *= 5");
+        assert_patches(package.patch("wide/prog", wide), &["clamp"]);
+        for program in ["narrow/prog", "narrow/installed"] {
+            assert_patches(package.patch(program, narrow), &["clamp"]);
+            let built = package.patch(program, wide).unwrap();
+            assert!(built.patch.is_none(), "{:?}", built.report.files);
+        }
+    }
+}

@@ -7,7 +7,6 @@ use crate::debian::Diff;
 use crate::elf::{self, Reproduced};
 use crate::evidence::{Evidence, Readers};
 use crate::includes::Includes;
-use crate::package::BuiltPackage;
 use crate::preprocess::Text;
 use crate::regenerate::{Regenerated, RegeneratedSides};
 use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_unit};
@@ -234,55 +233,6 @@ impl Builder<'_> {
                 Ok(Built { patch: Some(*patch), report: job.report })
             }
         }
-    }
-
-    /// Finds the output whose code the target has, by some units of each; `None` if no one is better than all others.
-    pub(crate) fn likeliest(
-        &self,
-        built: &BuiltPackage,
-        original: &Path,
-        outputs: &[PathBuf],
-        target: &Target,
-    ) -> Result<Option<PathBuf>, Error> {
-        /// Limit of outputs: some units of each are compiled.
-        const OUTPUTS_MAX: usize = 24;
-        /// Number of units of each output.
-        const UNITS: usize = 4;
-        if outputs.is_empty() || outputs.len() > OUTPUTS_MAX {
-            return Ok(None);
-        }
-        let name = target.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let elf = TargetElf::parse(&target.bytes, &name).map_err(|refusal| Error::Refused(vec![refusal]))?;
-        self.progress(&format!("searching {name} among {} outputs of the build", outputs.len()));
-        let mut scores: Vec<(f64, &PathBuf)> = Vec::new();
-        for output in outputs {
-            let project = built.project(Ok(output), original, self.cache.clone());
-            let compiler = Compiler::new(&project, &self.cache, false)?;
-            // what the output has and others have not distinguishes it
-            let is_shared = |command: Command| {
-                let object = command.1.object.as_ref();
-                let others = outputs.iter().filter(|other| *other != output);
-                object
-                    .is_some_and(|object| others.clone().all(|other| built.account(other).objects.contains_key(object)))
-            };
-            let size = |command: Command| project.read(&project.shipped, &command.0).map_or(0, |text| text.len());
-            let sure = project.commands.iter().filter(|(_, c)| project.account.always_takes(c.object.as_ref()));
-            let mut units: Vec<Command> = sure.filter(|(path, _)| project.shipped_has(path)).collect();
-            units.sort_by_cached_key(|command| (is_shared(command), std::cmp::Reverse(size(command))));
-            units.truncate(UNITS);
-            let (mut found, mut all) = (0, 0);
-            for unit in units {
-                let shipped = compiler.shipped_object(&unit.0, &unit.1)?;
-                if let Ok(placement) = place(&elf, &unit.0, &shipped) {
-                    found += placement.functions_placed;
-                    all += placement.functions_total;
-                }
-            }
-            scores.push((f64::from(found) / f64::from(all.max(1)), output));
-        }
-        scores.sort_by(|(one, _), (other, _)| other.total_cmp(one));
-        let is_clear = scores.get(1).is_none_or(|(second, _)| scores[0].0 > *second);
-        Ok((is_clear && scores[0].0 > 0.5).then(|| scores[0].1.clone()))
     }
 
     /// Compares the units. The new code may refer to globals of other units that its own unit did not use before. Those

@@ -64,11 +64,6 @@ impl Project {
         Ok(Tree::open(tree)?.known_as(&self.source))
     }
 
-    /// Returns true if the shipped tree has a file.
-    pub(crate) fn shipped_has(&self, file: &str) -> bool {
-        self.open(&self.shipped).is_ok_and(|tree| tree.has(file))
-    }
-
     /// Reads a file of one of the trees; `None` if that is not possible.
     pub(crate) fn read(&self, tree: &Path, file: impl AsRef<Path>) -> Option<Vec<u8>> {
         self.open(tree).ok()?.read(file).ok()

@@ -85,6 +85,7 @@ mod keys;
 mod link;
 pub mod numbering;
 mod outline;
+mod output_search;
 mod package;
 mod preprocess;
 mod recorder;

@@ -207,7 +207,7 @@ impl Builder<'_> {
         {
             return Ok(Ok(Output { inside: first.clone(), uncertainty: None }));
         }
-        if let Some(inside) = self.likeliest(built, original, &found, target)? {
+        if let Some(inside) = self.likeliest(built, original, &found, is_named, target)? {
             return Ok(Ok(Output { inside, uncertainty: None }));
         }
         match found.first().filter(|_| is_named) {
