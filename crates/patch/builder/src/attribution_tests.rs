@@ -4,6 +4,7 @@
 use crate::build::{Built, Job, Report, Statement, Target};
 use crate::commands::Recording;
 use crate::debian::Diff;
+use crate::includes::Includes;
 use crate::package::BuiltPackage;
 use crate::recorder;
 use crate::regenerate::{Regenerated, RegeneratedSides, TargetLink};
@@ -171,7 +172,7 @@ impl Package {
             tree: Tree::open(&self.path(tree))?.known_as(&self.path("tree")),
             identity: "test".to_owned(),
             recording: Recording::read(&self.path(records))?,
-            includes: None,
+            includes: self.is_deferred.then(|| Includes::of_tree(&Tree::open(&self.path(tree))?)).transpose()?,
         })
     }
 

@@ -365,7 +365,16 @@ impl Builder<'_> {
             files.as_ref().is_none_or(|files| files.iter().any(|f| names.contains(&name(f))))
         };
         let readers = compiler.project.includes.as_ref().map(|includes| includes.readers(&touched));
-        let could = |command: Command| readers.as_ref().is_none_or(|r| Includes::reads(r, &command.0, &command.1));
+        let shipped = compiler.project.open(&compiler.project.shipped)?;
+        let could = |command: Command| {
+            // a unit may be a link to another file; one that is not there any more could read any
+            let real = shipped.real(&command.0).map(|path| path.to_string_lossy().into_owned());
+            let names = [Some(command.0.clone()), real.ok()];
+            readers.as_ref().is_none_or(|readers| {
+                !shipped.has(&command.0)
+                    || names.iter().flatten().any(|unit| Includes::reads(readers, unit, &command.1))
+            })
+        };
         let commands = compiler.project.commands.iter().zip(inputs);
         let is_other = |command: Command| regenerated.is_some_and(|sides| sides.after.other_command(command).is_some());
         let wanted = commands.filter(|(command, files)| looks(files) && could(command) || is_other(command));

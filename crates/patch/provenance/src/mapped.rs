@@ -220,7 +220,13 @@ mod tests {
         assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(&copy).status().unwrap().success());
         let mut child = std::process::Command::new(&copy).arg("60").spawn().unwrap();
         std::fs::remove_file(&copy).unwrap();
-        let files = ProcessFiles::of(Pid(child.id() as i32)).unwrap().unwrap();
+        let files = loop {
+            // the kernel lets the parent go on before the child has its new mappings
+            let files = ProcessFiles::of(Pid(child.id() as i32)).unwrap().unwrap();
+            if files.files.first().is_some_and(|program| program.path == copy) {
+                break files;
+            }
+        };
         let program = &files.files[0];
         let read = program.open().and_then(|file| Ok(stillpoint_host::file::bounded(&file, &copy, 1 << 30)?));
         child.kill().unwrap();
