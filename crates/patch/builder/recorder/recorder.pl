@@ -36,11 +36,15 @@ sub record {
     my ($response) = @_;
     my $record = "$records/$$";
     $record .= '+' while -e "$record.command";
-    my $directory = $ENV{PWD};
-    $directory = readlink '/proc/self/cwd' unless defined $directory && same_file($directory, '.');
-    write_file("$record.command", join '', map { "$_\0" } $directory, $name, (map { $ENV{$_} // '' } @variables), @ARGV);
+    write_file("$record.command", join '', map { "$_\0" } directory(), $name, (map { $ENV{$_} // '' } @variables), @ARGV);
     write_file("$record.response", $response) if length $response;
     return $record;
+}
+
+# Returns the working directory, by the name that the build has for it.
+sub directory {
+    my $directory = $ENV{PWD};
+    return defined $directory && same_file($directory, '.') ? $directory : readlink '/proc/self/cwd';
 }
 
 # Returns directory, name, variables and arguments of a record; response files are replaced by their text.
@@ -255,8 +259,8 @@ sub parsed {
     }
     # directories in which build systems compile their tests
     $call{scratch} = 1
-        if grep { m{conftest|CMakeTmp|CMakeScratch|CompilerId|meson-private|\.conf_check} }
-        $call{o} // '', @{ $call{units} }, $ENV{PWD} // '';
+        if grep { m{conftest|CMakeTmp|CMakeScratch|cmTC_|CompilerId|meson-private|\.conf_check} }
+        $call{o} // '', @{ $call{units} }, directory();
     return \%call;
 }
 

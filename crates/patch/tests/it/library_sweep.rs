@@ -4,6 +4,7 @@ use nix::sys::ptrace;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use stillpoint_patch_tests::cli::{Run, Stillpoint, binary};
 use stillpoint_patch_tests::control_group::ControlGroup;
@@ -11,20 +12,24 @@ use stillpoint_patch_tests::server::bound_command;
 use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, residue, soak, status};
 use stillpoint_patch_tests::{skip, wait};
 
-/// A library, and two programs that use it.
+/// A library, and two programs that use it. Tests of this module work on the whole machine, so one runs at a time.
 struct Shared {
     library: Program,
     programs: [Program; 2],
+    _alone: MutexGuard<'static, ()>,
 }
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Shared {
     fn build() -> Shared {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let library = Program::build_as("library", Kind::Library, &[], &[]).strip();
         let directory = library.dir().display().to_string();
         let flags = [format!("-L{directory}"), "-llibrary".to_owned(), format!("-Wl,-rpath,{directory}")];
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let programs = [Kind::Pie, Kind::Executable].map(|kind| Program::build_as("caller", kind, &[], &flags));
-        Shared { library, programs }
+        Shared { library, programs, _alone: alone }
     }
 
     /// Starts processes of both programs in turns.
