@@ -23,6 +23,8 @@ if ($name eq 'realize') {
     die "$program: $!\n";
 }
 if ($name =~ /^(?:pod2man|pod2html|help2man)$/) { document() }
+# A tool that a compiler calls for a result that is being made: all of its inputs are real.
+execute(@ARGV) if $ENV{STILLPOINT_REALIZING};
 my ($kind) = $name =~ /(?:^|-)(ar|ranlib|strip|nm|size|objcopy|objdump|readelf|ld|ld\.bfd|ld\.gold)(?:-[0-9]+)?$/;
 if    (!defined $kind)                    { compiler() }
 elsif ($kind eq 'ar')                     { archiver() }
@@ -166,7 +168,8 @@ sub reader {
         exit 1 if $line =~ /symbolextractor/ && grep { placeholder($_) } @ARGV;
     }
     my (undef, @arguments) = expanded(@ARGV);
-    materialize($_) for grep { !/^-/ } @arguments;
+    my $call = $kind =~ /^ld/ ? parsed(@arguments) : { inputs => [grep { !/^-/ } @arguments] };
+    materialize($_) for @{ $call->{inputs} }, libraries($call);
     execute(@ARGV);
 }
 
@@ -268,7 +271,7 @@ sub parsed {
 sub libraries {
     my ($call) = @_;
     my @found;
-    for my $library (@{ $call->{libraries} }) {
+    for my $library (@{ $call->{libraries} // [] }) {
         my @names = $library =~ /^:(.*)/s ? ($1) : ("lib$library.so", "lib$library.a");
         my ($file) = grep { -e $_ } map { my $directory = $_; map { "$directory/$_" } @names } @{ $call->{directories} };
         push @found, $file if defined $file;
@@ -431,6 +434,7 @@ sub system_in {
     if ($child) { waitpid $child, 0; return $? }
     chdir $directory or die "$directory: $!\n";
     $ENV{PWD} = $directory;
+    $ENV{STILLPOINT_REALIZING} = 1;
     for my $variable (@variables) {
         if (length $variables->{$variable}) { $ENV{$variable} = $variables->{$variable} } else { delete $ENV{$variable} }
     }
