@@ -366,9 +366,12 @@ sub materialize {
 sub realized {
     my (@of) = @_;
     my $result = "$of[-1].real";
+    my $waits = 0;
     until (mkdir "$of[-1].lock") {
         return $result if -e $result;
         die "$of[-1] failed\n" if -e "$of[-1].failed";
+        # ten minutes: a package that needs longer for one result is built as a whole
+        die "$of[-1] is not ready\n" if $waits++ > 12_000;
         select undef, undef, undef, 0.05;
     }
     if (!-e $result) {
