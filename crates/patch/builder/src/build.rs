@@ -275,7 +275,7 @@ impl Builder<'_> {
             return Ok(Vec::new());
         }
         let is_open = |(path, _): &&(String, crate::commands::CompileCommand)| !there.iter().any(|u| u.path == *path);
-        let mut open: Vec<_> = compiler.project.commands.iter().filter(is_open).collect();
+        let open: Vec<_> = compiler.project.commands.iter().filter(is_open).collect();
         let texts: Vec<String> = open
             .iter()
             .map(|(path, _)| compiler.project.read(&compiler.project.shipped, path).unwrap_or_default())
@@ -283,7 +283,7 @@ impl Builder<'_> {
             .collect();
         let rank =
             |text: &String| names.iter().map(|name| name.len() - beginning(name, text)).min().unwrap_or(usize::MAX);
-        let mut ranked: Vec<(usize, _)> = texts.iter().map(rank).zip(open.drain(..)).collect();
+        let mut ranked: Vec<(usize, _)> = texts.iter().map(rank).zip(open).collect();
         ranked.sort_by_key(|(rank, _)| *rank);
         for candidates in ranked.chunk_by(|(one, _), (other, _)| one == other) {
             self.progress(&format!("searching {} units for the definition of a symbol", candidates.len()));

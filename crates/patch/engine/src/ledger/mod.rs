@@ -212,27 +212,33 @@ impl Ledger {
     }
 }
 
+/// Returns the first transition of a process, which changes nothing.
+#[cfg(test)]
+fn first_transition() -> Transition {
+    Transition {
+        number: 1,
+        operation: "apply".into(),
+        state: stillpoint_patch_format::Avma(0x1000),
+        before: vec![],
+        after: vec![],
+        sites: vec![],
+        constants: vec![],
+        data: None,
+        trampolines: vec![],
+        leave: vec![],
+        enter: vec![],
+        staying: vec![],
+        loop_entries: vec![],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use stillpoint_patch_format::Avma;
 
     fn records() -> [Record; 2] {
-        let transition = Transition {
-            number: 1,
-            operation: "apply".into(),
-            state: Avma(0x1000),
-            before: vec![],
-            after: vec![],
-            sites: vec![],
-            constants: vec![],
-            data: None,
-            trampolines: vec![],
-            leave: vec![],
-            enter: vec![],
-            staying: vec![],
-            loop_entries: vec![],
-        };
+        let transition = first_transition();
         [Record::Begin(Box::new(transition)), Record::Phase { transition: 1, phase: Phase::Migrating }]
     }
 

@@ -379,21 +379,7 @@ mod tests {
     fn pages_that_were_opened_are_those_of_data() {
         let begin = |opened: Vec<Span>| {
             let changes = vec![Contents { name: "limits".into(), at: Avma(0x8000), from: vec![1], to: vec![2] }];
-            let transition = Transition {
-                number: 1,
-                operation: "apply".into(),
-                state: Avma(0x1000),
-                before: vec![],
-                after: vec![],
-                sites: vec![],
-                constants: vec![],
-                data: None,
-                trampolines: vec![],
-                leave: vec![],
-                enter: vec![],
-                staying: vec![],
-                loop_entries: vec![],
-            };
+            let transition = crate::ledger::first_transition();
             let data = DataTransition { changes, opened, completer: Avma(0x2000) };
             check(&View::default(), &Record::BeginWithData(Box::new(transition), Box::new(data)))
         };
