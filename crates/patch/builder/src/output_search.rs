@@ -24,6 +24,8 @@ struct Candidate<'a> {
     project: Project,
     /// Indices of commands and hashes of texts, by the base name of the unit.
     texts: BTreeMap<String, (usize, String)>,
+    /// True if these are all units that may be part of it.
+    is_whole: bool,
 }
 
 impl Builder<'_> {
@@ -47,7 +49,9 @@ impl Builder<'_> {
         let candidates = candidates.collect::<Result<Vec<_>, _>>()?;
         let mut different = different_units(&candidates);
         if are_named && different.is_empty() {
-            return Ok(outputs.first().cloned());
+            // outputs of which only a part was compared are not known to be the same
+            let are_whole = candidates.iter().all(|candidate| candidate.is_whole);
+            return Ok(outputs.first().filter(|_| are_whole).cloned());
         }
         if different.is_empty() || !are_named {
             different = candidates.iter().flat_map(|candidate| candidate.texts.keys()).collect();
@@ -77,6 +81,7 @@ impl Builder<'_> {
             .filter(|(_, (_, command))| project.account.always_takes(command.object.as_ref()));
         let mut units: Vec<_> = sure.filter_map(|(index, (unit, _))| Some((length(unit)?, index))).collect();
         units.sort_by(|one, other| other.cmp(one));
+        let count = units.len();
         units.truncate(TEXTS_MAX);
         let mut texts = BTreeMap::new();
         for (_, index) in units {
@@ -88,7 +93,8 @@ impl Builder<'_> {
             }
         }
         drop(compiler);
-        Ok(Candidate { output, project, texts })
+        let is_whole = texts.len() == count && count == project.commands.len();
+        Ok(Candidate { output, project, texts, is_whole })
     }
 
     /// Returns the share of functions, of units that distinguish the output, that the target has.
