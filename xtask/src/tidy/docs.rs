@@ -77,6 +77,35 @@ fn words_after<'a>(line: &'a str, command: &str) -> impl Iterator<Item = &'a str
     found.into_iter()
 }
 
+/// Programs that a script or a document runs by way of cargo exist.
+pub(super) fn programs_exist(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.files.iter().filter(|file| !file.is_rust()) {
+        for (number, line) in file.text.lines().enumerate() {
+            let Some(at) = line.to_lowercase().find("cargo").and_then(|at| Some(at + line[at..].find(" run ")?)) else {
+                continue;
+            };
+            let words: Vec<&str> = line[at..]
+                .split_whitespace()
+                .map(|word| word.trim_matches(['`', '\'', '"', ',', ';', '.', ')']))
+                .collect();
+            let after = |option: &str| words.iter().position(|word| *word == option).and_then(|i| words.get(i + 1));
+            let Some(package) = after("-p").and_then(|name| tree.packages.iter().find(|p| p.name == **name)) else {
+                continue;
+            };
+            let exists = match after("--bin") {
+                Some(program) => package.programs.iter().any(|name| name == program),
+                None => !package.programs.is_empty(),
+            };
+            if !exists {
+                let message = format!("{} has no such program: {}", package.name, line.trim());
+                findings.push(Finding::new(&file.path, number + 1, message));
+            }
+        }
+    }
+    findings
+}
+
 /// Enforces the table of GLOSSARY.md: its third column lists words that must not be used for the term.
 pub(super) fn glossary(tree: &Tree) -> Vec<Finding> {
     let Some(glossary) = tree.file("GLOSSARY.md") else {
@@ -181,6 +210,18 @@ mod tests {
         let tree = Tree::of_files([("fuzz/targets/a.rs", ""), ("fuzz/targets/b.rs", ""), (SECURITY, page)]);
         let found: Vec<String> = fuzz_targets(&tree).into_iter().map(|finding| finding.message).collect();
         assert_eq!(found, ["no line for fuzz target b", "there is no fuzz target gone"]);
+    }
+
+    #[test]
+    fn a_program_that_is_gone_is_found_where_a_script_runs_it() {
+        let script = "cargo run -q -p a -- x\n\"$CARGO\" run --locked -p a --bin b\n# `cargo run -p a --bin c`.\ncargo test -p a\n";
+        let mut tree = Tree::of_files([("setup/x", script)]);
+        tree.packages =
+            vec![Package { name: "a".into(), programs: vec!["a".into(), "c".into()], ..Package::default() }];
+        let lines = |tree: &Tree| programs_exist(tree).iter().map(|finding| finding.line).collect::<Vec<_>>();
+        assert_eq!(lines(&tree), [2]);
+        tree.packages[0].programs.clear();
+        assert_eq!(lines(&tree), [1, 2, 3]);
     }
 
     #[test]

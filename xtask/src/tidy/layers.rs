@@ -141,8 +141,8 @@ mod tests {
         let package = Package {
             name: name.into(),
             dir: "crates/x".into(),
-            license: None,
             dependencies: dependencies.iter().map(ToString::to_string).collect(),
+            ..Package::default()
         };
         Tree { packages: vec![package], ..Tree::default() }
     }

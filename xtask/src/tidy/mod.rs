@@ -62,6 +62,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         language::everyday_names,
         docs::crate_headers,
         docs::commands_exist,
+        docs::programs_exist,
         docs::fuzz_targets,
         docs::glossary,
         docs::licences,

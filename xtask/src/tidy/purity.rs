@@ -86,8 +86,8 @@ mod tests {
         tree.packages.push(Package {
             name: "stillpoint-patch-format".into(),
             dir: "crates/patch/format".into(),
-            license: None,
             dependencies: dependencies.iter().map(ToString::to_string).collect(),
+            ..Package::default()
         });
         tree
     }

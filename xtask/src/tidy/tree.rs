@@ -25,6 +25,8 @@ pub(crate) struct Package {
     pub(crate) license: Option<String>,
     /// Names of packages that it needs to be built and run; those that only its tests need are left out.
     pub(crate) dependencies: Vec<String>,
+    /// Names of its programs.
+    pub(crate) programs: Vec<String>,
 }
 
 /// Text file of the tree.
@@ -89,6 +91,7 @@ fn package_of(root: &Path, package: &cargo_metadata::Package) -> Package {
             .filter(|dependency| dependency.kind != cargo_metadata::DependencyKind::Development)
             .map(|dependency| dependency.name.clone())
             .collect(),
+        programs: package.targets.iter().filter(|target| target.is_bin()).map(|target| target.name.clone()).collect(),
     }
 }
 
