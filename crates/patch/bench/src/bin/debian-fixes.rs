@@ -5,7 +5,10 @@
 //! patch takes it out. That touches the same functions and types as the fix. Only members of structures differ: what
 //! the fix adds, its reverse removes.
 //!
-//! usage: debian-fixes LIST STATE PAGE [PACKAGE...]
+//! With `--forward`, each diff that fixes a CVE is built as a user would: against a program made of the series without
+//! these diffs, on top of the ones before it. The package is built once for that.
+//!
+//! usage: debian-fixes LIST STATE PAGE [--release CODENAME] [--forward] [PACKAGE...]
 //!
 //! `LIST` has a line for each package: its name and the programs to try. Results are kept in the directory `STATE`, one
 //! file for each version of a package; a run goes on where the one before was ended. Without packages, all.
@@ -41,8 +44,18 @@ enum Outcome {
 struct Row {
     diff: String,
     fixes_cve: bool,
+    /// Built against a program without the diff, not in reverse.
+    #[serde(default)]
+    forward: bool,
     seconds: f64,
     outcome: Outcome,
+}
+
+/// Diffs to build.
+struct Scope {
+    release: Option<String>,
+    forward: bool,
+    packages: Vec<String>,
 }
 
 fn main() {
@@ -54,9 +67,18 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [list, state, page, only @ ..] = &arguments[..] else {
-        return Err("usage: debian-fixes LIST STATE PAGE [PACKAGE...]".into());
+    let [list, state, page, rest @ ..] = &arguments[..] else {
+        return Err("usage: debian-fixes LIST STATE PAGE [--release CODENAME] [--forward] [PACKAGE...]".into());
     };
+    let mut scope = Scope { release: None, forward: false, packages: Vec::new() };
+    let mut rest = rest.iter().cloned();
+    while let Some(word) = rest.next() {
+        match word.as_str() {
+            "--release" => scope.release = Some(rest.next().ok_or("--release needs a codename")?),
+            "--forward" => scope.forward = true,
+            _ => scope.packages.push(word),
+        }
+    }
     let text = fs::read_to_string(list).map_err(|error| format!("{list}: {error}"))?;
     fs::create_dir_all(state).map_err(|error| format!("{state}: {error}"))?;
     let packages: Vec<Vec<&str>> = text
@@ -64,8 +86,9 @@ fn run() -> Result<(), String> {
         .map(|line| line.split('#').next().unwrap_or("").split_whitespace().collect())
         .filter(|words: &Vec<&str>| !words.is_empty())
         .collect();
+    let only = &scope.packages;
     for words in packages.iter().filter(|words| only.is_empty() || only.iter().any(|name| name == words[0])) {
-        if let Err(error) = package(words[0], &words[1..], Path::new(state)) {
+        if let Err(error) = package(words[0], &words[1..], Path::new(state), &scope) {
             eprintln!("{}: {error}", words[0]);
             store(&Path::new(state).join(format!("{}.failed", words[0])), &error)?;
         }
@@ -73,26 +96,31 @@ fn run() -> Result<(), String> {
     fs::write(page, render(Path::new(state), &packages)?).map_err(|error| format!("{page}: {error}"))
 }
 
-fn package(name: &str, programs: &[&str], state: &Path) -> Result<(), String> {
+fn package(name: &str, programs: &[&str], state: &Path, scope: &Scope) -> Result<(), String> {
     let report = |event: stillpoint_patch_builder::Event| eprintln!("  {event}");
     let cache = Cache::open().map_err(|error| error.to_string())?;
-    let builder = Builder::new(cache, 2, &report);
+    let builder = Builder::new(cache, 2, &report).of_release(scope.release.clone());
     let begun = Instant::now();
     let source = builder.fetch_source(name, None, Parts::SourceAndBinaries).map_err(|error| error.to_string())?;
     let file = state.join(format!("{name}_{}.json", source.version().replace([':', '/'], "%")));
     let mut rows: Vec<Row> =
         fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
-    let known: BTreeSet<String> = rows.iter().map(|row| row.diff.clone()).collect();
-    let diffs: Vec<(usize, &Diff)> =
-        source.series.diffs.iter().enumerate().filter(|(_, diff)| changes_code(diff)).collect();
+    let known: BTreeSet<String> =
+        rows.iter().filter(|row| row.forward == scope.forward).map(|row| row.diff.clone()).collect();
+    let is_asked = |diff: &Diff| changes_code(diff) && (!scope.forward || !diff.cves.is_empty());
+    let diffs: Vec<(usize, &Diff)> = source.series.diffs.iter().enumerate().filter(|(_, d)| is_asked(d)).collect();
     eprintln!("{name} {}: {} diffs of code", source.version(), diffs.len());
     let _ = fs::remove_file(state.join(format!("{name}.failed")));
     for (index, diff) in diffs.into_iter().filter(|(_, diff)| !known.contains(&diff.name)) {
         let begin = if rows.is_empty() { begun } else { Instant::now() };
-        let outcome = outcome(&builder, &source, index, programs)?;
+        let outcome = match scope.forward {
+            true => forward(&builder, &source, index, programs)?,
+            false => reverse(&builder, &source, index, programs)?,
+        };
         eprintln!("{name} {}: {outcome:?}", diff.name);
         let seconds = begin.elapsed().as_secs_f64();
-        rows.push(Row { diff: diff.name.clone(), fixes_cve: !diff.cves.is_empty(), seconds, outcome });
+        let fixes_cve = !diff.cves.is_empty();
+        rows.push(Row { diff: diff.name.clone(), fixes_cve, forward: scope.forward, seconds, outcome });
         store(&file, &rows)?;
     }
     store(&file, &rows)
@@ -110,8 +138,35 @@ fn changes_code(diff: &Diff) -> bool {
     files.map(Path::new).any(|file| file.extension().is_some_and(|e| SUFFIXES.contains(&e.to_string_lossy().as_ref())))
 }
 
+/// Builds a diff against a program of the series without diffs that fix a CVE, on top of those before it.
+fn forward(builder: &Builder, source: &SourcePackage, index: usize, programs: &[&str]) -> Result<Outcome, String> {
+    let diffs = &source.series.diffs;
+    let earlier = diffs[..index].iter().filter(|diff| !diff.cves.is_empty()).map(|diff| diff.name.clone());
+    let mut request = DebianRequest {
+        package: source.name().to_owned(),
+        version: Some(source.version().to_owned()),
+        quilt: vec![diffs[index].name.clone()],
+        diffs: Vec::new(),
+        on_top_of: earlier.collect(),
+        shipped: ShippedAs::Series(Shipped::WithoutCves),
+        integrated: None,
+        names: Vec::new(),
+        binary: None,
+    };
+    let mut best: Option<Outcome> = None;
+    for program in programs {
+        request.binary = Some(PathBuf::from(program));
+        let found = of(builder, &request, program);
+        best = Some(best.map_or(found.clone(), |best| best.min(found)));
+        if matches!(best, Some(Outcome::Built { .. } | Outcome::NotReversible { .. })) {
+            break;
+        }
+    }
+    best.ok_or_else(|| "the list names no program".to_owned())
+}
+
 /// Builds the reverse of a diff; where later diffs need it, on top of their reverse.
-fn outcome(builder: &Builder, source: &SourcePackage, index: usize, programs: &[&str]) -> Result<Outcome, String> {
+fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[&str]) -> Result<Outcome, String> {
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let diffs = &source.series.diffs;
     let reversed = write_reversed(directory.path(), &diffs[index])?;
@@ -230,51 +285,57 @@ fn lines_of(range: &str) -> usize {
     range.split_once(',').map_or(Some(1), |(_, count)| count.parse().ok()).unwrap_or(0)
 }
 
+const COLUMNS: [&str; 10] = [
+    "diffs",
+    "built",
+    "built in reverse",
+    "refused",
+    "refused in reverse",
+    "same code",
+    "no part",
+    "failed",
+    "not applied",
+    "CVEs built",
+];
+
 fn render(state: &Path, packages: &[Vec<&str>]) -> Result<String, String> {
-    let mut table = String::from(
-        "| package | version | diffs | built | refused | same code | no part | failed | not reversible |\n|---|---|---|---|---|---|---|---|---|\n",
-    );
+    let mut table = format!("| package | version | {} |\n|{}\n", COLUMNS.join(" | "), "---|".repeat(COLUMNS.len() + 2));
     let (mut details, mut codes) = (String::new(), BTreeMap::<String, usize>::new());
-    let mut total = [0usize; 7];
+    let mut total = [0usize; COLUMNS.len()];
     for words in packages {
         let name = words[0];
-        let mut files: Vec<PathBuf> =
-            fs::read_dir(state).map_err(|error| error.to_string())?.flatten().map(|e| e.path()).collect();
-        files.retain(|path| {
-            path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&format!("{name}_")))
-        });
-        files.sort();
-        let Some(file) = files.last() else {
+        let Some(file) = newest_results(state, name)? else {
             let why = fs::read_to_string(state.join(format!("{name}.failed"))).unwrap_or_else(|_| "not run".into());
-            let _ = writeln!(
-                table,
-                "| {name} | {} | | | | | | | |",
-                why.replace(['\n', '|'], " ").chars().take(120).collect::<String>()
-            );
+            let why: String = why.replace(['\n', '|'], " ").chars().take(120).collect();
+            let _ = writeln!(table, "| {name} | {why} |{}", " |".repeat(COLUMNS.len()));
             continue;
         };
-        let rows: Vec<Row> = serde_json::from_slice(&fs::read(file).map_err(|error| error.to_string())?)
+        let rows: Vec<Row> = serde_json::from_slice(&fs::read(&file).map_err(|error| error.to_string())?)
             .map_err(|error| format!("{}: {error}", file.display()))?;
         let version =
             file.file_stem().unwrap_or_default().to_string_lossy().replace(&format!("{name}_"), "").replace('%', ":");
-        let mut counts = [0usize; 7];
-        counts[0] = rows.len();
-        for row in &rows {
+        let mut counts = [0usize; COLUMNS.len()];
+        // where a diff was built forward, its reverse counts no more
+        let forward: BTreeSet<&str> = rows.iter().filter(|row| row.forward).map(|row| row.diff.as_str()).collect();
+        for row in rows.iter().filter(|row| row.forward || !forward.contains(row.diff.as_str())) {
             let (column, why) = match &row.outcome {
-                Outcome::Built { .. } => (1, None),
+                Outcome::Built { .. } => (if row.forward { 1 } else { 2 }, None),
                 Outcome::Refused { code, reason } => {
                     *codes.entry(code.clone()).or_default() += 1;
-                    (2, Some(format!("refused: {reason}")))
+                    (if row.forward { 3 } else { 4 }, Some(format!("refused: {reason}")))
                 }
-                Outcome::SameCode => (3, None),
-                Outcome::NoPart => (4, None),
-                Outcome::Failed { reason } => (5, Some(format!("FAILED: {reason}"))),
-                Outcome::NotReversible { .. } => (6, None),
+                Outcome::SameCode => (5, None),
+                Outcome::NoPart => (6, None),
+                Outcome::Failed { reason } => (7, Some(format!("FAILED: {reason}"))),
+                Outcome::NotReversible { .. } => (8, None),
             };
+            counts[0] += 1;
             counts[column] += 1;
+            counts[9] += usize::from(row.fixes_cve && matches!(row.outcome, Outcome::Built { .. }));
             if let Some(why) = why {
                 let short: String = why.replace(['\n', '|'], " ").chars().take(240).collect();
-                let _ = writeln!(details, "| {name} | {} | {short} |", row.diff);
+                let side = if row.forward { "" } else { " (reverse)" };
+                let _ = writeln!(details, "| {name} | {}{side} | {short} |", row.diff);
             }
         }
         let cells: Vec<String> = counts.iter().map(usize::to_string).collect();
@@ -283,15 +344,25 @@ fn render(state: &Path, packages: &[Vec<&str>]) -> Result<String, String> {
     }
     let cells: Vec<String> = total.iter().map(usize::to_string).collect();
     let _ = writeln!(table, "| all | | {} |", cells.join(" | "));
-    let code = total[1] + total[2] + total[5];
-    let share = 100.0 * total[1] as f64 / code.max(1) as f64;
+    let built = total[1] + total[2];
+    let code = built + total[3] + total[4] + total[7];
+    let share = 100.0 * built as f64 / code.max(1) as f64;
     let kinds: Vec<String> = codes.iter().map(|(code, count)| format!("{code} {count}")).collect();
     Ok(format!(
-        "`experiments/debian-fixes`: each diff in reverse against the newest program that the archive serves. Of {code} diffs that change \
-         code of a program, {} were built ({share:.1} %). Refusals: {}.\n\n{table}\n| package | diff | why not |\n|---|---|---|\n{details}",
-        total[1],
+        "`experiments/debian-fixes`: each diff of code, in reverse against the newest program that the archive serves, or (columns without \
+         \"reverse\") against a program built without the fixes of CVEs. Of {code} diffs that change code of a program, {built} were built \
+         ({share:.1} %). Refusals: {}.\n\n{table}\n| package | diff | why not |\n|---|---|---|\n{details}",
         kinds.join(", "),
     ))
+}
+
+/// Returns the file with the results for the last version of a package.
+fn newest_results(state: &Path, package: &str) -> Result<Option<PathBuf>, String> {
+    let entries = fs::read_dir(state).map_err(|error| format!("{}: {error}", state.display()))?;
+    let is_of = |path: &PathBuf| {
+        path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&format!("{package}_")))
+    };
+    Ok(entries.flatten().map(|entry| entry.path()).filter(is_of).max())
 }
 
 #[cfg(test)]
