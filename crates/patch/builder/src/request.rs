@@ -433,7 +433,8 @@ fn only_program(built: &BuiltPackage, outputs: &[PathBuf], diffs: &[Diff]) -> Re
 }
 
 /// Finds a file by its path or its name in unpacked packages, each of which has a directory of its name; the path may
-/// begin with that name. Follows symbolic links inside of a package, and to files of the other ones.
+/// begin with that name. Follows symbolic links inside of a package, and to files of the other ones. Of several files of
+/// a name without directories, the one that a shell or the dynamic linker finds is meant.
 fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
     let mut packages = Vec::new();
     for package in stillpoint_host::file::list(root)? {
@@ -441,6 +442,7 @@ fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
         packages.push((package, tree));
     }
     let mut found: BTreeMap<PathBuf, Target> = BTreeMap::new();
+    let mut searched = BTreeSet::new();
     for (package, tree) in &packages {
         let relative = program.strip_prefix("/").unwrap_or(program);
         let inside = relative.strip_prefix(package).ok().filter(|inside| !inside.as_os_str().is_empty());
@@ -451,11 +453,15 @@ fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
             let holder = [tree].into_iter().chain(others).find(|tree| tree.has(&name));
             if let Some(holder) = holder.filter(|holder| elf::is_loadable(holder, &name)) {
                 let target = Target { path: holder.path().join(&name), bytes: holder.read(&name)? };
+                if relative.components().count() == 1 && is_searched(&entry.name) {
+                    searched.insert(target.path.clone());
+                }
                 found.insert(target.path.clone(), target);
             }
         }
     }
-    let mut found: Vec<Target> = found.into_values().collect();
+    let is_meant = |target: &Target| searched.is_empty() || searched.contains(&target.path);
+    let mut found: Vec<Target> = found.into_values().filter(is_meant).collect();
     // several packages may have the same file
     found.dedup_by(|one, other| one.bytes == other.bytes);
     match &mut found[..] {
@@ -466,6 +472,18 @@ fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
                 more.iter().map(|t| t.path.strip_prefix(root).unwrap_or(&t.path).display().to_string()).collect();
             Err(Error::Target(format!("{} is {}; say which", program.display(), names.join(" or "))))
         }
+    }
+}
+
+/// Returns true for a file in a directory where shells look for commands or the dynamic linker for libraries.
+fn is_searched(file: &Path) -> bool {
+    let directory = file.parent().unwrap_or(Path::new(""));
+    let directory = directory.strip_prefix("usr").unwrap_or(directory);
+    let mut names = directory.iter().filter_map(|name| name.to_str());
+    match (names.next(), names.next(), names.next()) {
+        (Some("bin" | "sbin" | "lib" | "lib64"), None, _) => true,
+        (Some("lib"), Some(triplet), None) => triplet.contains("-linux-gnu"),
+        _ => false,
     }
 }
 
@@ -512,6 +530,12 @@ mod tests {
         }
         for name in ["led-out", "led-up"] {
             assert!(find_in(&packages, Path::new(name)).is_err(), "{name}");
+        }
+        // one that no shell finds
+        fs::create_dir_all(root.join("usr/lib/one/debug")).unwrap();
+        fs::copy("/bin/false", root.join("usr/lib/one/debug/served-1")).unwrap();
+        for (name, path) in [("served-1", "usr/sbin/served-1"), ("debug/served-1", "usr/lib/one/debug/served-1")] {
+            assert_eq!(find_in(&packages, Path::new(name)).unwrap().path, root.join(path));
         }
         // another package with the same file, and one with another file of that name
         let other = packages.join("other/usr/sbin");
