@@ -187,6 +187,10 @@ impl Output {
             EventKind::Patch(patch::Event::ThreadBusy { tid, function }) => {
                 self.progress(&format!("waiting for thread {tid}, which is in {function}"));
             }
+            EventKind::Patch(patch::Event::SuspendedFramesSearched { why, searched_bytes }) => {
+                let mib = searched_bytes.div_ceil(1 << 20);
+                self.note(format_args!("no suspended frame runs old code: {why}, and {mib} MiB were searched"));
+            }
             EventKind::Warning { text } => self.warn(text),
             EventKind::Migrate(migrate::Event::TargetDropped { target, reason }) => {
                 self.current_work().remove(&event.target.unwrap_or(1));

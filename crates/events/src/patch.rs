@@ -29,6 +29,13 @@ pub enum Event {
         /// Function found on its stack.
         function: String,
     },
+    /// The memory of a program with coroutines of its own was searched for suspended frames of old code; none is left.
+    SuspendedFramesSearched {
+        /// Reason why the program probably has some.
+        why: String,
+        /// Bytes of memory.
+        searched_bytes: u64,
+    },
     /// Every thread runs the new generation and the entries are direct jumps.
     Committed {
         /// Number of the transition.

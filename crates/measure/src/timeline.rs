@@ -230,6 +230,7 @@ impl Builder {
             }
             EventKind::PhaseStarted { .. }
             | EventKind::Warning { .. }
+            | EventKind::Patch(patch::Event::SuspendedFramesSearched { .. })
             | EventKind::Migrate(
                 migrate::Event::Copying { .. }
                 | migrate::Event::Throttled { .. }

@@ -14,7 +14,7 @@
 //!
 //! It does not order two threads that pass data to each other, nor successive calls by an unchanged caller (a patch states such needs by
 //! its scope and by functions that must not be on the stack). In programs that seem to switch stacks by themselves, frames on other stacks
-//! than those of threads are searched for, within limits. Programs that import `swapcontext` or `makecontext` are refused.
+//! than those of threads are searched for, within limits. Programs that import `swapcontext` or `makecontext` are refused if they exceed the limits.
 //!
 //! ```text
 //! check ── inject ── begin ── arm ── migrate ── decide ── commit     entry:  jmp dispatcher ── jmp new

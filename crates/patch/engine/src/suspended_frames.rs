@@ -4,7 +4,8 @@
 //! own, in a static array. Neither the kernel nor the C library knows such stacks. So in programs that switch stacks, and only in these,
 //! all memory that may be such a stack is searched for return addresses into code to be left, without stopping a thread. A word that is
 //! there by chance, or remains from a call that has ended, counts: an error is possible only towards "not yet", as in the search of
-//! threads' stacks. The search is limited in bytes and time; the part not searched is reported.
+//! threads' stacks. The search is limited in bytes and time; the part not searched is reported. A program that imports the coroutines of
+//! the C library certainly has suspended frames: it is refused if it has more memory than is searched.
 //!
 //! A program switches stacks if it imports a function that does, if a library that offers one is mapped, or if its text loads the stack
 //! pointer in a way that only such functions use.
@@ -67,6 +68,8 @@ impl Frame {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Search {
     pub(crate) found: Option<Frame>,
+    /// Bytes that were searched.
+    pub(crate) searched: u64,
     /// Bytes that the limits did not allow to search.
     pub(crate) left: u64,
 }
@@ -99,7 +102,8 @@ pub(crate) fn switches_stacks(process: &Process, modules: &[Module]) -> Result<O
     Ok(None)
 }
 
-/// Refuses a program that uses the coroutines of the C library, unless its operator allows it: such a program certainly has some.
+/// Refuses a program that uses the coroutines of the C library if not all memory that may hold their stacks can be searched, unless its
+/// operator allows it.
 ///
 /// # Errors
 /// [`Error::SuspendedFrames`] for such a program.
@@ -109,11 +113,20 @@ pub(crate) fn refuse_contexts(target: &Target, options: &Options) -> Result<(), 
     let Some(dynamic) = Dynamic::of(target.process.memory(), executable)? else { return Ok(()) };
     let slots = dynamic.bound_slots(|name| LIBC_SWITCH_FUNCTIONS.iter().any(|known| known.as_bytes() == name));
     let Some((_, name)) = slots.first() else { return Ok(()) };
-    Err(Error::SuspendedFrames {
-        pid: target.process.pid(),
-        why: format!("it imports {}", String::from_utf8_lossy(name)),
-        frames: "suspended frames may be on stacks that cannot be found".to_owned(),
-    })
+    let (process, why) = (&target.process, format!("it imports {}", String::from_utf8_lossy(name)));
+    let mappings = process.mappings()?;
+    let mut pages = Pagemap::of(process.pid());
+    let held = |mapping: &Mapping| {
+        (mapping.start.0..mapping.end.0).step_by(PAGE as usize).filter(|at| pages.is_held(Avma(*at))).count()
+    };
+    let held: usize = mappings.iter().filter(|mapping| may_hold_stacks(mapping)).map(held).sum();
+    let bytes = held as u64 * PAGE;
+    if bytes > SEARCH_BYTES_MAX {
+        let (mib, limit) = (bytes >> 20, SEARCH_BYTES_MAX >> 20);
+        let frames = format!("{mib} MiB may hold suspended frames, and {limit} MiB are searched");
+        return Err(Error::SuspendedFrames { pid: process.pid(), why, frames });
+    }
+    Ok(())
 }
 
 /// Refuses a transition that moves all threads at once while a frame of code to be left is on a suspended stack.
@@ -292,6 +305,9 @@ impl<'w> SuspendedFrameWait<'w> {
                 report.warn(format!(
                     "{why}: {left} MiB were not searched for suspended frames, in which old code may continue to run"
                 ));
+            } else {
+                let (why, searched_bytes) = (why.clone(), search.searched);
+                report.event(patch::Event::SuspendedFramesSearched { why, searched_bytes });
             }
             return Ok(None);
         };
@@ -345,6 +361,7 @@ pub(crate) fn search(process: &Process, forbidden: &Forbidden, ledger: Option<Av
                 continue;
             }
             left_to_read -= len;
+            result.searched += len;
             let chunk = &mut buffer[..len as usize];
             let read = memory.read_some(at, chunk);
             let words = chunk[..read].as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));

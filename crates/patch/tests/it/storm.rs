@@ -231,15 +231,24 @@ fn the_tool_dies_in_a_storm() {
 }
 
 #[test]
-fn a_program_with_coroutines_is_refused_by_name() {
+fn coroutines_of_the_c_library_are_waited_for_if_all_memory_can_be_searched() {
     let program = Program::build("coroutine");
     let patch = program.patch(2);
     let mut victim = program.start(&[]);
-    let before = victim.snapshot();
-    assert_refused(&apply(&patch, victim.pid()).run(), "swapcontext");
-    before.assert_untouched(victim.pid());
+    victim.announce(Phase::Over(1, 2));
+    let applied = apply(&patch, victim.pid()).succeed();
+    assert!(applied.stderr.contains("no suspended frame runs old code: it imports "), "{applied}");
+    victim.assert_settled(2);
+    victim.announce(Phase::Over(2, 1));
+    revert(victim.pid()).succeed();
     victim.assert_settled(1);
-    apply(&patch, victim.pid()).arg("--allow-suspended-frames").succeed();
+    let mut large = program.start(&["1100"]);
+    let before = large.snapshot();
+    assert_refused(&apply(&patch, large.pid()).run(), "MiB may hold suspended frames");
+    before.assert_untouched(large.pid());
+    large.assert_settled(1);
+    large.announce(Phase::Over(1, 2));
+    apply(&patch, large.pid()).arg("--allow-suspended-frames").succeed();
 }
 
 /// Runs a coroutine that no import reveals and that is suspended in the function that changes.

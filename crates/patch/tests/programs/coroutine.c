@@ -1,7 +1,7 @@
 /* Coroutines: stacks that no thread stands on keep frames of functions that a patch changes. A tool that looks at the
- * threads' stacks cannot see them, and has to refuse.
+ * threads' stacks cannot see them, and has to search the memory.
  *
- *   coroutine CONTROL
+ *   coroutine CONTROL [MIB]        holds this much memory besides
  */
 #include "control.h"
 
@@ -32,6 +32,10 @@ static void body(void) {
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     control_open(argv[1]);
+    if (argc > 2) {
+        size_t held = strtoul(argv[2], NULL, 10) << 20;
+        memset(malloc(held), 1, held);
+    }
     size_t size = 256 * 1024;
     getcontext(&routine);
     routine.uc_stack.ss_sp = malloc(size);
