@@ -15,10 +15,12 @@ use stillpoint_patch_differ::{TargetElf, place};
 const OUTPUTS_MAX: usize = 24;
 /// Limit of units of each output that are preprocessed, the longest ones.
 const TEXTS_MAX: usize = 64;
+/// Limit of units of an output up to which all are preprocessed, also those that may be no part of it.
+const WHOLE_MAX: usize = 160;
 /// Limit of units of each output that are compiled.
 const OBJECTS_MAX: usize = 4;
 
-/// One output, with the units that are certainly part of it.
+/// One output, with units that are part of it.
 struct Candidate<'a> {
     output: &'a PathBuf,
     project: Project,
@@ -74,15 +76,14 @@ impl Builder<'_> {
         let project = built.project(Ok(output), original, self.cache.clone());
         let compiler = Compiler::new(&project, &self.cache, false)?;
         let length = |unit: &String| project.read(&project.shipped, unit).map(|text| text.len());
-        let sure = project
-            .commands
-            .iter()
-            .enumerate()
-            .filter(|(_, (_, command))| project.account.always_takes(command.object.as_ref()));
-        let mut units: Vec<_> = sure.filter_map(|(index, (unit, _))| Some((length(unit)?, index))).collect();
+        let are_all = project.commands.len() <= WHOLE_MAX;
+        let commands = project.commands.iter().enumerate();
+        let taken =
+            commands.filter(|(_, (_, command))| are_all || project.account.always_takes(command.object.as_ref()));
+        let mut units: Vec<_> = taken.filter_map(|(index, (unit, _))| Some((length(unit)?, index))).collect();
         units.sort_by(|one, other| other.cmp(one));
         let count = units.len();
-        units.truncate(TEXTS_MAX);
+        units.truncate(if are_all { WHOLE_MAX } else { TEXTS_MAX });
         let mut texts = BTreeMap::new();
         for (_, index) in units {
             let (unit, command) = &project.commands[index];
