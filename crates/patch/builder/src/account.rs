@@ -35,6 +35,8 @@ pub(crate) struct Account {
     pub(crate) unknown: Option<String>,
     /// True if each object has exactly one command.
     pub(crate) exact: bool,
+    /// True if this is the account of several outputs, any of which may be the target.
+    pub(crate) is_joined: bool,
 }
 
 impl Account {
@@ -66,6 +68,13 @@ impl Account {
             };
         let objects = commands.iter().filter_map(|c| Some((c.object.clone()?, inclusion(c)))).collect();
         Ok(Account { objects, inputs: linked.len(), ..Account::default() })
+    }
+
+    /// Joins the accounts of two outputs, either of which may be the target.
+    pub(crate) fn or(mut self, other: Account) -> Self {
+        self.objects.extend(other.objects);
+        self.missing.extend(other.missing);
+        Account { unknown: self.unknown.or(other.unknown), exact: false, is_joined: true, ..self }
     }
 
     /// Returns true if every input of the link is known: a file that no command of `objects` reads is no part of the

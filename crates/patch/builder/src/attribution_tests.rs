@@ -154,7 +154,7 @@ impl Package {
         made.iter().for_each(|(path, aside)| fs::rename(path, aside).unwrap());
         kept.iter().for_each(|(path, aside)| fs::rename(aside, path).unwrap());
         let after = self.built("after-tree", "after-records")?;
-        let inside = self.path("tree").join(program);
+        let inside = [self.path("tree").join(program)];
         let commands = after.project(Ok(&inside), &self.path("original"), Cache::at(&self.path("trees"))?).commands;
         let link = TargetLink::of(&after, Ok(&inside));
         let after = Regenerated { tree: after.tree, commands, link };
@@ -190,10 +190,11 @@ impl Package {
         let cache = Cache::at(&self.path("cache"))?;
         let builder = Builder::new(cache, 2, &|_| {});
         let output = builder.output_of(&target, &[&target.path], &built, &self.path("original"))?;
-        let uncertainty = output.as_ref().ok().and_then(|output| output.uncertainty.clone());
-        assert_eq!(uncertainty, None);
-        let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
-        let mut project = built.project(inside, &self.path("original"), Cache::at(&self.path("trees"))?);
+        let mut project = built.project(
+            output.as_deref().map_err(Clone::clone),
+            &self.path("original"),
+            Cache::at(&self.path("trees"))?,
+        );
         // the tree is mounted at its path: the system's own compiler reaches it
         project.root = None;
         let job = Job {
@@ -499,6 +500,28 @@ fn results_that_the_rules_need_are_made() {
         let is_program = |name: &str| fs::read(package.path("tree").join(name)).unwrap().starts_with(b"\x7fELF");
         assert!(is_program("generator") && is_program("prog"));
         assert_eq!(is_program("again"), !package.is_deferred, "nothing needs it");
+    }
+}
+
+/// Builds a program twice, with a declaration and a macro that make no difference to its code.
+const TWO_WAYS: &str = "build:
+    for way in 1 2; do mkdir -p way$$way && echo \"int way$$way(void);\" >way$$way/way.h && \\
+      for unit in main clamp; do \\
+        gcc -O2 -c -DEXTRA=$$way -include way$$way/way.h -o way$$way/$$unit.o src/$$unit.c || exit; \\
+      done && (cd way$$way && $(LINK) -o prog main.o clamp.o) || exit; done";
+
+#[test]
+fn a_target_that_may_be_either_of_two_outputs_is_patched_where_both_agree() {
+    let test = "a_target_that_may_be_either_of_two_outputs_is_patched_where_both_agree";
+    for package in Package::both(test, TWO_WAYS) {
+        assert_no_part(package.patch("way2/prog", OTHER_FIX));
+        assert_patches(package.patch("way2/prog", FIX), &["clamp"]);
+        let differs = package.patch("way2/prog", ("src/clamp.c", "value + 11", "value + 11 + EXTRA"));
+        match package.is_deferred {
+            true => assert!(matches!(differs, Err(Error::Ambiguous { .. })), "{differs:?}"),
+            // the content of the second program is the target's
+            false => assert_patches(differs, &["clamp"]),
+        }
     }
 }
 

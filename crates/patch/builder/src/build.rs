@@ -208,7 +208,7 @@ impl Builder<'_> {
         }
         let mut units = self.objects(&compiler, before, after, changed, job.regenerated)?;
         if !job.project.account.exact {
-            units = choose_variants(&target, units)?;
+            units = choose_variants(&target, units, job.project.account.is_joined)?;
         }
         units.extend(self.extra_units(&compiler, after, changed, job.statement)?);
         units.extend(self.new_units(&compiler, after, job.regenerated)?);
@@ -705,7 +705,9 @@ fn uncertainties(patch: &Patch) -> Vec<String> {
 }
 
 /// Chooses the variant that is in the target, for a file that is compiled in several variants (for several programs).
-fn choose_variants(target: &TargetElf, units: Vec<Unit>) -> Result<Vec<Unit>, Error> {
+/// With `are_rivals`, variants of which the target may have either, and of which the change makes different code, are
+/// refused.
+fn choose_variants(target: &TargetElf, units: Vec<Unit>, are_rivals: bool) -> Result<Vec<Unit>, Error> {
     let mut best: BTreeMap<String, (u32, Unit)> = BTreeMap::new();
     let mut refusals: BTreeMap<String, Refusal> = BTreeMap::new();
     for unit in units {
@@ -717,8 +719,16 @@ fn choose_variants(target: &TargetElf, units: Vec<Unit>) -> Result<Vec<Unit>, Er
                 0
             }
         };
-        if best.get(&unit.path).is_none_or(|(other, _)| found > *other) {
-            best.insert(unit.path.clone(), (found, unit));
+        match best.get(&unit.path) {
+            Some((other, rival)) if found == *other && found > 0 && are_rivals => {
+                let are_equal =
+                    elf::are_equal(&unit.before, &rival.before) && elf::are_equal(&unit.after, &rival.after);
+                if !are_equal {
+                    return Err(Error::Ambiguous { unit: unit.path, target: target.identity().file_name.clone() });
+                }
+            }
+            Some((other, _)) if found <= *other => {}
+            _ => drop(best.insert(unit.path.clone(), (found, unit))),
         }
     }
     let mut chosen = Vec::new();

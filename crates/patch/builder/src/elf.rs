@@ -125,6 +125,40 @@ fn contents(bytes: &[u8]) -> Option<Vec<(String, Vec<u8>)>> {
     (!all.is_empty()).then_some(all)
 }
 
+/// Returns true if two objects have the same code and data, with the same relocations by the names of their symbols.
+pub(crate) fn are_equal(one: &[u8], other: &[u8]) -> bool {
+    let (one, other) = (loaded_sections(one), loaded_sections(other));
+    one.is_some() && one == other
+}
+
+/// A section that is loaded: name, size, bytes, and relocations as text.
+type LoadedSection = (String, u64, Vec<u8>, Vec<String>);
+
+fn loaded_sections(bytes: &[u8]) -> Option<Vec<LoadedSection>> {
+    use object::{ObjectSection, ObjectSymbol, RelocationTarget, SectionFlags, elf::SHF_ALLOC};
+    let file = object::File::parse(bytes).ok()?;
+    let is_loaded = |flags| matches!(flags, SectionFlags::Elf { sh_flags, .. } if sh_flags.contains(SHF_ALLOC));
+    let name = |target| match target {
+        RelocationTarget::Symbol(index) => {
+            let symbol = file.symbol_by_index(index).ok()?;
+            let section = symbol.section_index().and_then(|index| file.section_by_index(index).ok());
+            let section = section.and_then(|section| section.name().ok().map(str::to_owned));
+            Some(format!("{} {section:?}", symbol.name().ok()?))
+        }
+        other => Some(format!("{other:?}")),
+    };
+    let mut found = Vec::new();
+    for section in file.sections().filter(|section| is_loaded(section.flags())) {
+        let relocations = section.relocations().map(|(at, relocation)| {
+            let target = name(relocation.target())?;
+            Some(format!("{at} {:?} {target} {}", relocation.flags(), relocation.addend()))
+        });
+        let (size, data) = (section.size(), section.data().ok()?.to_vec());
+        found.push((section.name().ok()?.to_owned(), size, data, relocations.collect::<Option<_>>()?));
+    }
+    Some(found)
+}
+
 /// Returns true if an object defines a global of one of these names.
 pub(crate) fn defines_any(object: &[u8], names: &BTreeSet<&str>) -> bool {
     use object::ObjectSymbol;

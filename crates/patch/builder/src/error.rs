@@ -116,6 +116,16 @@ pub enum Error {
         /// The target.
         target: String,
     },
+    /// The package compiles a unit in several ways, and the change makes different code of them.
+    #[error(
+        "{unit} is compiled in several ways that make other code of the change, and {target} may have been made by any of them"
+    )]
+    Ambiguous {
+        /// The unit.
+        unit: String,
+        /// The target.
+        target: String,
+    },
     /// Changed files may be a part of the target, and no known command compiles them there.
     #[error("{}", unaccounted(.target, .files, .missing, .inputs))]
     Unaccounted {
@@ -246,6 +256,7 @@ impl Error {
             Error::Refused(_)
                 | Error::ChangesBuild { .. }
                 | Error::NotInTarget { .. }
+                | Error::Ambiguous { .. }
                 | Error::Unaccounted { .. }
                 | Error::Provenance(_)
                 | Error::NewerThanArchive { .. }

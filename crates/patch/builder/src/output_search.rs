@@ -73,7 +73,7 @@ impl Builder<'_> {
         original: &Path,
         output: &'a PathBuf,
     ) -> Result<Candidate<'a>, Error> {
-        let project = built.project(Ok(output), original, self.cache.clone());
+        let project = built.project(Ok(std::slice::from_ref(output)), original, self.cache.clone());
         let compiler = Compiler::new(&project, &self.cache, false)?;
         let length = |unit: &String| project.read(&project.shipped, unit).map(|text| text.len());
         let are_all = project.commands.len() <= WHOLE_MAX;

@@ -10,8 +10,10 @@ use crate::integration::{Integrated, Integration};
 use crate::recorder;
 use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
+use crate::verdict::Bounded;
 use crate::{Builder, Error, Event, Parts, Withheld};
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -174,21 +176,35 @@ impl BuiltPackage {
         crate::elf::soname(library).iter().any(has)
     }
 
+    /// Makes the account of a target that any of some outputs may be: of all, if they are made of the same units.
+    fn account_of_any(&self, outputs: &[PathBuf]) -> Account {
+        let mut accounts = outputs.iter().map(|output| self.account(output));
+        let first = accounts.next().unwrap_or_default();
+        let units: BTreeSet<_> = outputs.iter().map(|output| self.units_of(output)).collect();
+        if units.len() == 1 {
+            return accounts.fold(first, Account::or);
+        }
+        let names: Vec<String> = outputs.iter().map(|output| output.display().to_string()).collect();
+        let why = format!("the target could be any of {}", Bounded(&names));
+        Account { unknown: first.unknown.or(Some(why)), ..first }
+    }
+
     /// Makes the account of an output.
     pub(crate) fn account(&self, output: &Path) -> Account {
         let place = Place { source: &self.source, tree: &self.tree, root: &self.root };
         Account::of(&self.recording, output, &place)
     }
 
-    /// Returns the project of an output's units, by their path relative to the source directory; of all units when none
-    /// is known. `original` is the unpacked package. The error in `output` is the reason why the output is not known.
+    /// Returns the project of the units, by their path relative to the source directory, of outputs that may be the
+    /// target; of all units when none is known. `original` is the unpacked package. The error in `outputs` is the reason
+    /// why these are not known.
     pub(crate) fn project(
         &self,
-        output: Result<&Path, String>,
+        outputs: Result<&[PathBuf], String>,
         original: &Path,
         trees: stillpoint_host::Cache,
     ) -> Project {
-        let mut account = output.map_or_else(Account::unknown, |output| self.account(output));
+        let mut account = outputs.map_or_else(Account::unknown, |outputs| self.account_of_any(outputs));
         let is_known = !account.objects.is_empty();
         account.exact &= is_known;
         let mut commands = Vec::new();
@@ -220,7 +236,7 @@ impl BuiltPackage {
     }
 
     /// Returns the paths of an output's units.
-    pub(crate) fn units_of(&self, output: &Path) -> std::collections::BTreeSet<String> {
+    pub(crate) fn units_of(&self, output: &Path) -> BTreeSet<String> {
         let account = self.account(output);
         let is_part = |c: &&CompileCommand| c.object.as_ref().is_some_and(|o| account.objects.contains_key(o));
         let units =

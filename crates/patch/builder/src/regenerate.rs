@@ -11,7 +11,7 @@ use crate::package::{BuiltPackage, SourcePackage};
 use crate::tree::{MadeFiles, is_source};
 use crate::{Builder, Error};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use stillpoint_host::untrusted::Tree;
 
 type UnitCommand = (String, CompileCommand);
@@ -47,7 +47,8 @@ pub(crate) struct RegeneratedSides {
 }
 
 impl Builder<'_> {
-    /// Runs a package's rules with the diffs of both sides. `inside` is the target in the build. `None` if the rules do
+    /// Runs a package's rules with the diffs of both sides. `outputs` are those of the build of
+    /// which each may be the target. `None` if the rules do
     /// not run with compilations put off.
     pub(crate) fn regenerate_sides(
         &self,
@@ -55,20 +56,20 @@ impl Builder<'_> {
         shipped: &[Diff],
         base: &[Diff],
         diffs: &[Diff],
-        inside: Result<&Path, String>,
+        outputs: Result<&[PathBuf], String>,
         built: &BuiltPackage,
     ) -> Result<Option<RegeneratedSides>, Error> {
-        let shipped_link = TargetLink::of(built, inside.clone());
+        let shipped_link = TargetLink::of(built, outputs.clone());
         let before = [shipped, base].concat();
         let after = [&before[..], diffs].concat();
         let before = match base {
             [] => None,
-            _ => match self.regenerate(source, &before, inside.clone())? {
+            _ => match self.regenerate(source, &before, outputs.clone())? {
                 None => return Ok(None),
                 made => made,
             },
         };
-        let after = self.regenerate(source, &after, inside)?;
+        let after = self.regenerate(source, &after, outputs)?;
         Ok(after.map(|after| RegeneratedSides { before, after, shipped_link }))
     }
 
@@ -76,23 +77,25 @@ impl Builder<'_> {
         &self,
         source: &SourcePackage,
         diffs: &[Diff],
-        inside: Result<&Path, String>,
+        outputs: Result<&[PathBuf], String>,
     ) -> Result<Option<Regenerated>, Error> {
         let Ok(made) = self.outline(source, diffs)? else { return Ok(None) };
         let BuiltPackage { tree, .. } = &made;
         let tree = Tree::open(tree.path())?.known_as(tree.own_name());
-        let link = TargetLink::of(&made, inside.clone());
-        let commands = made.project(inside, source.tree(), self.cache.clone()).commands;
+        let link = TargetLink::of(&made, outputs.clone());
+        let commands = made.project(outputs, source.tree(), self.cache.clone()).commands;
         Ok(Some(Regenerated { tree, commands, link }))
     }
 }
 
 impl TargetLink {
-    pub(crate) fn of(built: &BuiltPackage, inside: Result<&Path, String>) -> Self {
+    /// Joins the links of outputs.
+    pub(crate) fn of(built: &BuiltPackage, outputs: Result<&[PathBuf], String>) -> Self {
         let mut found = TargetLink::default();
-        let Some(link) = inside.ok().and_then(|inside| built.recording.links.get(inside)) else { return found };
-        found.options.clone_from(&link.options);
-        for input in &link.inputs {
+        let links: Vec<_> =
+            outputs.iter().flat_map(|all| all.iter()).filter_map(|output| built.recording.links.get(output)).collect();
+        found.options = links.iter().flat_map(|link| &link.options).cloned().collect();
+        for input in links.iter().flat_map(|link| &link.inputs) {
             match input {
                 Input::Library { name, .. } => drop(found.libraries.insert(name.clone())),
                 Input::File { path, .. } if !is_linked(path) => {

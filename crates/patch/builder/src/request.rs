@@ -120,16 +120,11 @@ impl Builder<'_> {
         let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
         let mut report = Report::default();
         if let Ok(output) = &output {
-            let made = built.tree.read_existing(&output.inside)?;
+            let made = built.tree.read_existing(&output[0])?;
             report.reproduced = made.map(|made| elf::compare(&made, &target.bytes));
         }
-        let uncertainty = output.as_ref().ok().and_then(|output| output.uncertainty.clone());
-        let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
-        let project = || {
-            let mut project = built.project(inside.clone(), shipped_source.tree(), self.cache.clone());
-            project.account.unknown = project.account.unknown.or(uncertainty.clone());
-            project
-        };
+        let outputs = output.as_deref().map_err(Clone::clone);
+        let project = || built.project(outputs.clone(), shipped_source.tree(), self.cache.clone());
         let package = Some((source.name().to_owned(), source.version().to_owned()));
         let job = |target, regenerated| Job {
             project: project(),
@@ -149,13 +144,13 @@ impl Builder<'_> {
             other => return other,
         };
         self.progress(&format!("running the rules of {} with the diffs: they change more than sources", source.name()));
-        match self.regenerate_sides(shipped_source, &shipped_diffs, &base, &diffs, inside.clone(), &built)? {
+        match self.regenerate_sides(shipped_source, &shipped_diffs, &base, &diffs, outputs.clone(), &built)? {
             Some(sides) => self.build(job(target, Some(&sides))),
             None => Err(error),
         }
     }
 
-    /// Finds the ELF file to patch and the matching output of the build, or the reason why that output is not known.
+    /// Finds the ELF file to patch and the matching outputs of the build, or the reason why these are not known.
     fn find_target(
         &self,
         request: &DebianRequest,
@@ -163,7 +158,7 @@ impl Builder<'_> {
         shipped: &Shipped,
         built: &BuiltPackage,
         diffs: &[Diff],
-    ) -> Result<(Target, Result<Output, String>), Error> {
+    ) -> Result<(Target, Result<Vec<PathBuf>, String>), Error> {
         let outputs = built.outputs();
         let requested = match &request.binary {
             Some(path) => path.clone(),
@@ -188,16 +183,17 @@ impl Builder<'_> {
         Ok((target, output))
     }
 
-    /// Finds the output that is the target, which may have any of some names; the inner error is the reason why none is known.
+    /// Finds the output that is the target, which may have any of some names, or the outputs of which each may be it. The
+    /// inner error is the reason why none is known.
     pub(crate) fn output_of(
         &self,
         target: &Target,
         names: &[&Path],
         built: &BuiltPackage,
         original: &Path,
-    ) -> Result<Result<Output, String>, Error> {
+    ) -> Result<Result<Vec<PathBuf>, String>, Error> {
         let (found, is_named) = match Outputs::of(target, names, built)? {
-            Outputs::Same(inside) => return Ok(Ok(Output { inside, uncertainty: None })),
+            Outputs::Same(inside) => return Ok(Ok(vec![inside])),
             Outputs::Named(found) => (found, true),
             Outputs::Others(found) => (found, false),
         };
@@ -205,22 +201,16 @@ impl Builder<'_> {
         if let (true, Some(first)) = (is_named, found.first())
             && found.iter().all(|other| objects(other) == objects(first))
         {
-            return Ok(Ok(Output { inside: first.clone(), uncertainty: None }));
+            return Ok(Ok(vec![first.clone()]));
         }
         if let Some(inside) = self.likeliest(built, original, &found, is_named, target)? {
-            return Ok(Ok(Output { inside, uncertainty: None }));
+            return Ok(Ok(vec![inside]));
         }
-        match found.first().filter(|_| is_named) {
-            Some(inside) => {
-                let names: Vec<String> = found.iter().map(|inside| inside.display().to_string()).collect();
-                let uncertainty = Some(format!("the target could be any of {}", Bounded(&names)));
-                Ok(Ok(Output { inside: inside.clone(), uncertainty }))
-            }
-            None => {
-                let name = names.first().map_or(target.path.as_path(), |name| name);
-                Ok(Err(format!("the build step of the package's rules linked no {}", name.display())))
-            }
+        if is_named && !found.is_empty() {
+            return Ok(Ok(found));
         }
+        let name = names.first().map_or(target.path.as_path(), |name| name);
+        Ok(Err(format!("the build step of the package's rules linked no {}", name.display())))
     }
 
     /// Copies a program of the archive's own binary packages, unchanged, into a directory.
@@ -364,14 +354,6 @@ fn check_versions(new: &SourcePackage, old: &SourcePackage, shipped: &[Diff]) ->
 fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
     let there = |d: &Diff| shipped.iter().chain(base).any(|s| s.text == d.text);
     series.diffs.iter().filter(|d| !there(d)).cloned().collect()
-}
-
-/// An output of the build that is the target.
-pub(crate) struct Output {
-    /// Path of the file inside the build.
-    pub(crate) inside: PathBuf,
-    /// Reason why it could be another one.
-    pub(crate) uncertainty: Option<String>,
 }
 
 /// Outputs of the build that may be the target.

@@ -225,6 +225,9 @@ fn of(builder: &Builder, request: &DebianRequest, program: &str) -> Outcome {
         Err(error @ Error::NotInTarget { .. }) => {
             Outcome::Refused { code: "not-in-target".into(), reason: first(error.to_string()) }
         }
+        Err(error @ Error::Ambiguous { .. }) => {
+            Outcome::Refused { code: "ambiguous".into(), reason: first(error.to_string()) }
+        }
         Err(error @ Error::Unaccounted { .. }) => {
             Outcome::Refused { code: "unaccounted".into(), reason: first(error.to_string()) }
         }
