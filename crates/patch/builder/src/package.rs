@@ -1,8 +1,8 @@
 //! Source and binary packages: fetched, unpacked, built by the rules of the archive, never installed.
 
-use crate::account::{Account, Place};
+use crate::account::{Account, Inclusion, Place};
 use crate::apt::{Apt, SourceStanza, find_with_suffix};
-use crate::commands::{CompileCommand, Recording};
+use crate::commands::Recording;
 use crate::compile::{Original, Project};
 use crate::debian::{Diff, Series};
 use crate::includes::Includes;
@@ -176,17 +176,25 @@ impl BuiltPackage {
         crate::elf::soname(library).iter().any(has)
     }
 
-    /// Makes the account of a target that any of some outputs may be: of all, if they are made of the same units.
+    /// Makes the account of a target that any of some outputs may be: of all, if most units are the same.
     fn account_of_any(&self, outputs: &[PathBuf]) -> Account {
         let mut accounts = outputs.iter().map(|output| self.account(output));
         let first = accounts.next().unwrap_or_default();
-        let units: BTreeSet<_> = outputs.iter().map(|output| self.units_of(output)).collect();
-        if units.len() == 1 {
-            return accounts.fold(first, Account::or);
+        let units: Vec<BTreeSet<String>> = outputs.iter().map(|output| self.units_of(output)).collect();
+        let is_common = |unit: &str| units.iter().all(|units| units.contains(unit));
+        let common = units.first().map_or(0, |units| units.iter().filter(|unit| is_common(unit)).count());
+        let smallest = units.iter().map(BTreeSet::len).min().unwrap_or(0);
+        if 2 * common < smallest {
+            let names: Vec<String> = outputs.iter().map(|output| output.display().to_string()).collect();
+            let why = format!("the target could be any of {}", Bounded(&names));
+            return Account { unknown: first.unknown.or(Some(why)), ..first };
         }
-        let names: Vec<String> = outputs.iter().map(|output| output.display().to_string()).collect();
-        let why = format!("the target could be any of {}", Bounded(&names));
-        Account { unknown: first.unknown.or(Some(why)), ..first }
+        let mut joined = accounts.fold(first, Account::or);
+        // code that not all of them have is searched for
+        for (_, object) in self.units().filter(|(unit, _)| !is_common(&unit.to_string_lossy())) {
+            joined.objects.entry(object.clone()).and_modify(|inclusion| *inclusion = Inclusion::IfNeeded);
+        }
+        joined
     }
 
     /// Makes the account of an output.
@@ -238,10 +246,14 @@ impl BuiltPackage {
     /// Returns the paths of an output's units.
     pub(crate) fn units_of(&self, output: &Path) -> BTreeSet<String> {
         let account = self.account(output);
-        let is_part = |c: &&CompileCommand| c.object.as_ref().is_some_and(|o| account.objects.contains_key(o));
-        let units =
-            self.recording.commands.iter().filter(is_part).filter_map(|c| c.file.strip_prefix(&self.source).ok());
-        units.map(|u| u.to_string_lossy().into_owned()).collect()
+        let units = self.units().filter(|(_, object)| account.objects.contains_key(*object));
+        units.map(|(unit, _)| unit.to_string_lossy().into_owned()).collect()
+    }
+
+    /// Returns each compiled unit, by its path relative to the source directory, with its object.
+    fn units(&self) -> impl Iterator<Item = (&Path, &PathBuf)> {
+        let commands = self.recording.commands.iter();
+        commands.filter_map(|c| Some((c.file.strip_prefix(&self.source).ok()?, c.object.as_ref()?)))
     }
 
     /// Returns true if any recorded command compiles the file, for this output or another.
