@@ -135,6 +135,7 @@ sub archiver {
         @there = () if $options =~ /[rq]/ && !-e $archive;
         write_placeholder($archive, 0644, @there, $record) and exit 0;
     }
+    append_file("$records/extracted", readlink('/proc/self/cwd') . "\0") if $options =~ /x/;
     if (@there && $options =~ /[tx]/) {
         my %wanted = map { $_ => 1 } @inputs;
         for my $member (members(@there)) {
@@ -321,12 +322,33 @@ sub write_placeholder {
     return chmod $mode, $file;
 }
 
-# Writes the inputs of a link: records of a placeholder, separated by commas, and the path.
+# Writes the inputs of a link: records of a placeholder, separated by commas, and the path. A member of an archive may be
+# gone when the link is made real, as build systems remove what they extract: `=` and the path of a copy are in place of
+# its records.
 sub write_inputs {
     my ($record, @inputs) = @_;
     my $directory = readlink '/proc/self/cwd';
-    my @lines = map { join(',', placeholder($_)) . "\0" . (m{^/} ? $_ : "$directory/$_") . "\0" } @inputs;
+    my %extracted = map { $_ => 1 } -e "$records/extracted" ? split /\0/, read_file("$records/extracted") : ();
+    my @lines;
+    for my $input (@inputs) {
+        my $path = $input =~ m{^/} ? $input : "$directory/$input";
+        my @of = placeholder($path);
+        my ($parent) = $path =~ m{^(.*)/};
+        @of = ('=' . copy_of($record, $directory, scalar @lines, $path)) if !@of && $extracted{$parent} && -f $path;
+        push @lines, join(',', @of) . "\0$path\0";
+    }
     write_file("$record.inputs", join '', @lines);
+}
+
+# Copies a file to a place below a directory where it stays, and returns the path.
+sub copy_of {
+    my ($record, $directory, $number, $path) = @_;
+    my ($call) = $record =~ m{([^/]*)$};
+    my ($base) = $path =~ m{([^/]*)$};
+    my $place = $directory;
+    for my $name ('.stillpoint', $call, $number) { mkdir $place .= "/$name" }
+    copy($path, "$place/$base");
+    return "$place/$base";
 }
 
 # Returns pairs of a path and its records.
@@ -337,7 +359,7 @@ sub inputs_of {
     my @found;
     while (@fields > 1) {
         my ($of, $path) = splice @fields, 0, 2;
-        push @found, [$path, split /,/, $of];
+        push @found, [$path, $of =~ /^=/ ? $of : split /,/, $of];
     }
     return @found;
 }
@@ -349,7 +371,9 @@ sub members {
         my (undef, undef, undef, @arguments) = recorded($record);
         for my $input (inputs_of($record)) {
             my ($path, @of) = @$input;
-            push @found, $arguments[0] eq '-M' && @of && $path =~ /\.a$/ ? members(@of) : $input;
+            if    (@of && $of[0] =~ /^=(.*)/s)                        { push @found, [$1] }
+            elsif ($arguments[0] eq '-M' && @of && $path =~ /\.a$/) { push @found, members(@of) }
+            else                                                    { push @found, $input }
         }
     }
     return @found;
@@ -391,7 +415,7 @@ sub replay {
     my ($record, $output) = @_;
     my ($directory, $name, $variables, @arguments) = recorded($record);
     my @inputs = inputs_of($record);
-    parallel(map { my (undef, @of) = @$_; @of ? [@of] : () } @inputs);
+    parallel(map { my (undef, @of) = @$_; @of && $of[0] !~ /^=/ ? [@of] : () } @inputs);
     my %in_place = map { $_->[0] => placed($record, @$_) } @inputs;
     my $status = system_in($directory, $name, $variables, \@arguments, $output, \%in_place, $record);
     return $status == 0;
@@ -417,6 +441,7 @@ sub parallel {
 sub placed {
     my ($record, $path, @of) = @_;
     return $path if !@of;
+    return substr $of[0], 1 if $of[0] =~ /^=/;
     my @there = placeholder($path);
     if (!-e $path || "@there" eq "@of") {
         copy(realized(@of), $path, @there);
@@ -486,6 +511,13 @@ sub read_file {
 sub write_file {
     my ($path, $text) = @_;
     open my $handle, '>', $path or die "$path: $!\n";
+    print $handle $text;
+    close $handle or die "$path: $!\n";
+}
+
+sub append_file {
+    my ($path, $text) = @_;
+    open my $handle, '>>', $path or die "$path: $!\n";
     print $handle $text;
     close $handle or die "$path: $!\n";
 }

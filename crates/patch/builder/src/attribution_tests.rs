@@ -503,6 +503,21 @@ fn results_that_the_rules_need_are_made() {
     }
 }
 
+/// Joins a member that it extracts from a library with other objects, and removes what it extracted.
+const JOINED: &str = "build:
+    cp src/clamp.c made.c && touch -d 'next hour' made.c && gcc -O2 -Isrc -c -o made.o made.c && ar cr libone.a made.o
+    mkdir apart && cd apart && ar x ../libone.a
+    gcc -O2 -c -o main.o src/main.c && ar cr libboth.a main.o apart/made.o && rm -r apart made.o
+    $(LINK) -o prog -Wl,--whole-archive libboth.a -Wl,--no-whole-archive && ./prog >answer";
+
+#[test]
+fn a_member_of_a_library_is_known_after_its_copy_was_removed() {
+    for package in Package::both("a_member_of_a_library_is_known_after_its_copy_was_removed", JOINED) {
+        assert_patches(package.patch("prog", FIX), &["clamp"]);
+        assert_no_part(package.patch("prog", OTHER_FIX));
+    }
+}
+
 /// Builds a program twice, with a declaration and a macro that make no difference to its code.
 const TWO_WAYS: &str = "build:
     for way in 1 2; do mkdir -p way$$way && echo \"int way$$way(void);\" >way$$way/way.h && \\

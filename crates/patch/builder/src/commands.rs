@@ -271,8 +271,8 @@ struct OtherCall {
     env: Vec<(String, OsString)>,
     /// Script of an archiver.
     script: Option<String>,
-    /// Inputs that were placeholders, and the first record of each.
-    placeholders: HashMap<PathBuf, String>,
+    /// Inputs that were placeholders or may be gone, with their origins.
+    placeholders: HashMap<PathBuf, Origin>,
     record: String,
 }
 
@@ -371,7 +371,10 @@ impl Recording {
             }
         }
         for (output, link, call) in links {
-            let result_of = |path: &PathBuf| self.by_record.get(call.placeholders.get(path)?).cloned();
+            let result_of = |path: &PathBuf| match call.placeholders.get(path)? {
+                Origin::Record(record) => self.by_record.get(record).cloned(),
+                Origin::Copy(path) => Some(path.clone()),
+            };
             let real = |input: Input| match input {
                 Input::File { path, whole } => Input::File { path: result_of(&path).unwrap_or(path), whole },
                 other => other,
@@ -454,13 +457,27 @@ impl Recording {
     }
 }
 
+/// Origin of an input of a call that was put off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Origin {
+    /// The placeholder of a record.
+    Record(String),
+    /// A file that the build may have removed; this is a copy.
+    Copy(PathBuf),
+}
+
 /// Parses the list of the inputs of a call that was put off: records and path, each ended by a zero.
-fn placeholders(text: &[u8]) -> HashMap<PathBuf, String> {
+fn placeholders(text: &[u8]) -> HashMap<PathBuf, Origin> {
     let text = String::from_utf8_lossy(text);
     let fields: Vec<&str> = text.split_terminator('\0').collect();
     let pairs = fields.chunks_exact(2).filter_map(|pair| {
         let record = pair[0].split(',').next()?.rsplit('/').next()?;
-        (!record.is_empty()).then(|| (resolve(Path::new("/"), Path::new(pair[1])), record.to_owned()))
+        let origin = match pair[0].strip_prefix('=') {
+            Some(copy) => Origin::Copy(resolve(Path::new("/"), Path::new(copy))),
+            None if record.is_empty() => return None,
+            None => Origin::Record(record.to_owned()),
+        };
+        Some((resolve(Path::new("/"), Path::new(pair[1])), origin))
     });
     pairs.collect()
 }
