@@ -518,6 +518,19 @@ fn a_member_of_a_library_is_known_after_its_copy_was_removed() {
     }
 }
 
+/// Links the program with a library whose name ends in its version.
+const VERSIONED: &str = "build:
+    gcc -O2 -fPIC -c -o other.o src/other.c && $(LINK) -shared -Wl,-soname,libother.so.0 -o libother.so.0.1 other.o
+    gcc -O2 -c -o main.o src/main.c && gcc -O2 -c -o clamp.o src/clamp.c
+    $(LINK) -o prog main.o clamp.o ./libother.so.0.1";
+
+#[test]
+fn a_library_that_is_linked_again_is_no_change_of_the_link() {
+    for package in Package::both("a_library_that_is_linked_again_is_no_change_of_the_link", VERSIONED) {
+        assert_no_part(package.patch_regenerated("prog", &[OTHER_FIX]));
+    }
+}
+
 /// Builds a program twice, with a declaration and a macro that make no difference to its code.
 const TWO_WAYS: &str = "build:
     for way in 1 2; do mkdir -p way$$way && echo \"int way$$way(void);\" >way$$way/way.h && \\

@@ -14,7 +14,7 @@ use crate::verdict::Bounded;
 use crate::{Builder, Error, Event, Parts, Withheld};
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -169,11 +169,15 @@ impl BuiltPackage {
         outputs.filter(|o| crate::elf::is_loadable(&self.tree, o) || is_deferred(o)).map(Path::to_owned).collect()
     }
 
+    /// Returns true if the link of an output gives it this `DT_SONAME`.
+    pub(crate) fn is_library(&self, output: &Path, name: &OsStr) -> bool {
+        let soname = format!("-soname {}", name.to_string_lossy());
+        self.recording.links.get(output).is_some_and(|link| link.options.contains(&soname))
+    }
+
     /// Returns true if the link of an output gives it the `DT_SONAME` of a library.
     pub(crate) fn links_as(&self, output: &Path, library: &[u8]) -> bool {
-        let options = self.recording.links.get(output).map(|link| &link.options);
-        let has = |name: &String| options.is_some_and(|options| options.contains(&format!("-soname {name}")));
-        crate::elf::soname(library).iter().any(has)
+        crate::elf::soname(library).is_some_and(|name| self.is_library(output, OsStr::new(&name)))
     }
 
     /// Makes the account of a target that any of some outputs may be: of all, if most units are the same.

@@ -9,7 +9,7 @@ use crate::debian::Diff;
 use crate::link::Input;
 use crate::package::{BuiltPackage, SourcePackage};
 use crate::tree::{MadeFiles, is_source};
-use crate::{Builder, Error};
+use crate::{Builder, Error, recorder};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use stillpoint_host::untrusted::Tree;
@@ -99,7 +99,9 @@ impl TargetLink {
             match input {
                 Input::Library { name, .. } => drop(found.libraries.insert(name.clone())),
                 Input::File { path, .. } if !is_linked(path) => {
-                    let text = built.tree.read(path).ok().filter(|text| str::from_utf8(text).is_ok());
+                    let is_script =
+                        |text: &Vec<u8>| str::from_utf8(text).is_ok() && recorder::records_of(text).is_empty();
+                    let text = built.tree.read(path).ok().filter(is_script);
                     found.scripts.extend(text.map(|text| (path.display().to_string(), text)));
                 }
                 _ => {}

@@ -172,7 +172,8 @@ impl Builder<'_> {
             find_in(&self.fetch_binaries(source)?, &requested)?
         } else {
             let name = requested.file_name().unwrap_or_default();
-            let Some(output) = outputs.iter().find(|output| output.file_name() == Some(name)) else {
+            let is_named = |output: &&PathBuf| output.file_name() == Some(name) || built.is_library(output, name);
+            let Some(output) = outputs.iter().find(is_named) else {
                 return Err(Error::Target(format!("the build made no {}", requested.display())));
             };
             let path = built.tree().join(output.strip_prefix(&built.source).unwrap_or(output));
