@@ -1,14 +1,19 @@
-//! Functions whose parameters or result changed while unchanged code still calls them the old way.
+//! Functions whose parameters or result changed while code or data that stays holds their address.
+//!
+//! A call is no such use: code that the compiler made for the new declaration, and that is the same as before, calls the
+//! function as the new one wants it. An address may be given to code that knows nothing of the change.
 
 use super::dwarf::{DebugInfoError, Die, Side};
 use super::layout::Comparison;
 use super::source_name;
 use crate::Refusal;
 use gimli::constants as dw;
-use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SectionKind, SymbolKind};
+use object::{
+    Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, SectionIndex, SectionKind, SymbolKind, elf,
+};
 use std::collections::BTreeMap;
 
-/// Refuses each of `functions` whose parameters or result changed, if unchanged code or data refers to it.
+/// Refuses each of `functions` whose parameters or result changed, if unchanged code or data has its address.
 pub(super) fn compare(
     comparison: &mut Comparison<'_, '_>,
     shipped: &[u8],
@@ -37,7 +42,7 @@ pub(super) fn compare(
             let user = if user.is_data {
                 format!("data `{}` holds its address", user.name)
             } else {
-                format!("its caller `{}` did not change", user.name)
+                format!("`{}`, which did not change, takes its address", user.name)
             };
             comparison.refuse(Refusal::SignatureChanged { function: function.to_owned(), before, after: now, user });
         }
@@ -58,13 +63,13 @@ fn prototype(side: &Side<'_>, function: &str) -> Result<Option<Die>, DebugInfoEr
     Ok(found)
 }
 
-/// Code or data that refers to a function.
+/// Code or data that has the address of a function.
 struct User {
     name: String,
     is_data: bool,
 }
 
-/// Returns every reference from code and data of an object to a function, by the function's name.
+/// Returns every reference from code and data of an object to a function that is no call, by the function's name.
 fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, DebugInfoError> {
     let file = object::File::parse(object)?;
     let mut defined = BTreeMap::new();
@@ -89,7 +94,11 @@ fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, DebugInfoError> {
             continue;
         }
         for (offset, relocation) in section.relocations() {
+            let is_call = relocation.flags() == RelocationFlags::Elf { r_type: elf::R_X86_64_PLT32 };
             let RelocationTarget::Symbol(index) = relocation.target() else { continue };
+            if is_call && !is_data {
+                continue;
+            }
             let symbol = file.symbol_by_index(index)?;
             let target = match (symbol.kind(), symbol.section_index()) {
                 (SymbolKind::Section, Some(target)) => {
