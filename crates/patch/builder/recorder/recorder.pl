@@ -340,12 +340,14 @@ sub write_inputs {
     write_file("$record.inputs", join '', @lines);
 }
 
-# Copies a file to a place below a directory where it stays, and returns the path.
+# Copies a file to a place below the package's directory where it stays, and returns the path.
 sub copy_of {
     my ($record, $directory, $number, $path) = @_;
     my ($call) = $record =~ m{([^/]*)$};
     my ($base) = $path =~ m{([^/]*)$};
     my $place = $directory;
+    $place =~ s{/[^/]*$}{} while length $place && !-e "$place/debian/rules";
+    $place = $directory unless length $place;
     for my $name ('.stillpoint', $call, $number) { mkdir $place .= "/$name" }
     copy($path, "$place/$base");
     return "$place/$base";

@@ -507,7 +507,8 @@ fn results_that_the_rules_need_are_made() {
 const JOINED: &str = "build:
     cp src/clamp.c made.c && touch -d 'next hour' made.c && gcc -O2 -Isrc -c -o made.o made.c && ar cr libone.a made.o
     mkdir apart && cd apart && ar x ../libone.a
-    gcc -O2 -c -o main.o src/main.c && ar cr libboth.a main.o apart/made.o && rm -r apart made.o
+    mkdir debian && touch debian/rules
+    gcc -O2 -c -o main.o src/main.c && cd apart && ar cr ../libboth.a ../main.o made.o && cd .. && rm -r apart made.o
     $(LINK) -o prog -Wl,--whole-archive libboth.a -Wl,--no-whole-archive && ./prog >answer";
 
 #[test]
