@@ -439,13 +439,15 @@ sub parallel {
     while ($running--) { wait; die "a compilation failed\n" if $? }
 }
 
-# Puts a result where a link expects it; if another result is there by now, returns another path with the same name.
+# Puts a result where a link expects it; if another result is there by now, or the directory is gone, returns another
+# path with the same name.
 sub placed {
     my ($record, $path, @of) = @_;
     return $path if !@of;
     return substr $of[0], 1 if $of[0] =~ /^=/;
     my @there = placeholder($path);
-    if (!-e $path || "@there" eq "@of") {
+    my ($parent) = $path =~ m{^(.*)/};
+    if (!-e $path && -d $parent || "@there" eq "@of") {
         copy(realized(@of), $path, @there);
         return $path;
     }
