@@ -462,8 +462,16 @@ sub placed {
 
 sub system_in {
     my ($directory, $name, $variables, $arguments, $output, $in_place, $record) = @_;
+    # a directory that the build has removed is there for the call
+    my (@made, $parent);
+    for (split m{/}, $directory) { $parent .= (defined $parent ? '/' : '') . $_; push @made, $parent if mkdir $parent }
     my $child = fork // die "fork: $!\n";
-    if ($child) { waitpid $child, 0; return $? }
+    if ($child) {
+        waitpid $child, 0;
+        my $status = $?;
+        rmdir for reverse @made;
+        return $status;
+    }
     chdir $directory or die "$directory: $!\n";
     $ENV{PWD} = $directory;
     $ENV{STILLPOINT_REALIZING} = 1;
