@@ -6,7 +6,7 @@
 //! the fix adds, its reverse removes.
 //!
 //! With `--forward`, each diff that fixes a CVE is built as a user would: against a program made of the series without
-//! these diffs, on top of the ones before it. The package is built once for that.
+//! these diffs, on top of the ones before it that are not refused. The package is built once for that.
 //!
 //! usage: debian-fixes LIST STATE PAGE [--release CODENAME] [--forward] [PACKAGE...]
 //!
@@ -114,7 +114,7 @@ fn package(name: &str, programs: &[&str], state: &Path, scope: &Scope) -> Result
     for (index, diff) in diffs.into_iter().filter(|(_, diff)| !known.contains(&diff.name)) {
         let begin = if rows.is_empty() { begun } else { Instant::now() };
         let outcome = match scope.forward {
-            true => forward(&builder, &source, index, programs)?,
+            true => forward(&builder, &source, index, programs, &rows)?,
             false => reverse(&builder, &source, index, programs)?,
         };
         eprintln!("{name} {}: {outcome:?}", diff.name);
@@ -138,10 +138,22 @@ fn changes_code(diff: &Diff) -> bool {
     files.map(Path::new).any(|file| file.extension().is_some_and(|e| SUFFIXES.contains(&e.to_string_lossy().as_ref())))
 }
 
-/// Builds a diff against a program of the series without diffs that fix a CVE, on top of those before it.
-fn forward(builder: &Builder, source: &SourcePackage, index: usize, programs: &[&str]) -> Result<Outcome, String> {
+/// Builds a diff against a program of the series without diffs that fix a CVE, on top of those before it; what was
+/// refused is not active.
+fn forward(
+    builder: &Builder,
+    source: &SourcePackage,
+    index: usize,
+    programs: &[&str],
+    rows: &[Row],
+) -> Result<Outcome, String> {
     let diffs = &source.series.diffs;
-    let earlier = diffs[..index].iter().filter(|diff| !diff.cves.is_empty()).map(|diff| diff.name.clone());
+    let is_refused = |diff: &Diff| {
+        let is_it = |row: &&Row| row.forward && row.diff == diff.name;
+        rows.iter().find(is_it).is_some_and(|row| matches!(row.outcome, Outcome::Refused { .. }))
+    };
+    let earlier = diffs[..index].iter().filter(|diff| !diff.cves.is_empty() && !is_refused(diff));
+    let earlier = earlier.map(|diff| diff.name.clone());
     let mut request = DebianRequest {
         package: source.name().to_owned(),
         version: Some(source.version().to_owned()),
