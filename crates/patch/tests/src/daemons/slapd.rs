@@ -160,7 +160,7 @@ pub fn changes() -> Vec<Change> {
         change!("compare-root", PROGRAM, "servers/slapd/compare.c", "fe_op_compare",
             "if (op->o_req_ndn.bv_len == 0) { send_ldap_error(op, rs, LDAP_UNWILLING_TO_PERFORM, \"no root today\"); return rs->sr_err; }",
             "ldapcompare -x '' objectClass:top", "TRUE" => "no root today"),
-        change!("substrings", PROGRAM, "servers/slapd/filter.c", "get_substring_filter",
+        change!("substrings", PROGRAM, "servers/slapd/filter.c", "get_ssa",
             "if (ber != NULL) { *text = \"no substrings\"; return LDAP_OTHER; }",
             "ldapsearch -x -b $LDAPBASE '(cn=User 1*9)' cn", "numEntries" => "no substrings"),
         change!("modify", PROGRAM, "servers/slapd/modify.c", "fe_op_modify",
