@@ -1,5 +1,6 @@
 //! Debian's OpenLDAP, Apache and Node.js under their own loads: each change of ours and each diff of the package's own series,
-//! in reverse, as a patch of its own, applied, seen and reverted; then all changes of the program together, many times.
+//! in reverse, as a patch of its own, applied, seen and reverted; before that all changes of the program together, many
+//! times.
 //!
 //! usage: daemons STATE ROUNDS SUBJECT...   with slapd, apache-event, apache-prefork, node; NAME-points
 //! is the same program with quiescence points, patched in global mode, and without a patch for each change
@@ -27,6 +28,8 @@ use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 /// Patches that one server under one load gets.
 const GROUP_PATCHES: usize = 10;
 const GROUP_ROUNDS: u32 = 50;
+/// File of the results in the directory of a subject.
+const RESULTS: &str = "results.json";
 
 /// A server and what it is patched with.
 struct Subject {
@@ -53,7 +56,7 @@ struct Row {
     /// Durations of the two commands, in milliseconds.
     apply_ms: u64,
     revert_ms: u64,
-    /// What was seen, or why there is no patch.
+    /// Observation, or the reason why there is no patch.
     result: String,
     good: bool,
 }
@@ -94,15 +97,16 @@ fn run() -> Result<(), String> {
         return Err("usage: daemons STATE ROUNDS SUBJECT...".into());
     };
     let rounds = rounds.parse().map_err(|_| format!("`{rounds}` is not a number of rounds"))?;
-    fs::create_dir_all(state).map_err(|e| format!("{state}: {e}"))?;
     println!("On {}.", machine());
     for name in subjects {
         let subject = Subject::named(name)?;
-        let mut results = subject.load_state(Path::new(state))?;
+        let state = Path::new(state).join(name);
+        fs::create_dir_all(&state).map_err(|e| format!("{}: {e}", state.display()))?;
+        let mut results = subject.load_state(&state)?;
+        subject.rounds(&state, &mut results, rounds)?;
         if subject.points.is_none() {
-            subject.patches(Path::new(state), &mut results)?;
+            subject.patches(&state, &mut results)?;
         }
-        subject.rounds(Path::new(state), &mut results, rounds)?;
         print(&subject, &results);
     }
     Ok(())
@@ -157,20 +161,17 @@ impl Subject {
         Ok(Session { daemon, load: MonitoredLoad::of(plan), visitors })
     }
 
-    fn file(&self, state: &Path) -> PathBuf {
-        state.join(format!("{}.json", self.name))
-    }
-
     fn load_state(&self, state: &Path) -> Result<State, String> {
-        let text = fs::read(self.file(state)).unwrap_or_default();
+        let text = fs::read(state.join(RESULTS)).unwrap_or_default();
         let kept: State = serde_json::from_slice(&text).unwrap_or_default();
         let fresh = State { version: self.package.version.clone(), ..State::default() };
         Ok(if kept.version == fresh.version { kept } else { fresh })
     }
 
-    fn store(&self, state: &Path, results: &State) -> Result<(), String> {
+    fn store(state: &Path, results: &State) -> Result<(), String> {
         let text = serde_json::to_vec_pretty(results).map_err(|e| e.to_string())?;
-        fs::write(self.file(state), text).map_err(|e| format!("{}: {e}", self.file(state).display()))
+        let file = state.join(RESULTS);
+        fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))
     }
 
     /// Returns the patches to build, by name.
@@ -211,7 +212,7 @@ impl Subject {
             }
             session.end(results);
             results.rows.extend(rows);
-            self.store(state, results)?;
+            Subject::store(state, results)?;
         }
         Ok(())
     }
@@ -247,7 +248,7 @@ impl Subject {
             }
             session.end(results);
             results.rounds += group;
-            self.store(state, results)?;
+            Subject::store(state, results)?;
         }
         Ok(())
     }

