@@ -13,6 +13,7 @@ mod connection;
 mod counters;
 mod driver;
 mod fill;
+mod ldap;
 mod memcached;
 mod plan;
 mod probes;
@@ -181,6 +182,7 @@ fn dispatch(plan: &Plan, counters: Arc<Counters>, ready: &SyncSender<Header>) ->
         }
         Protocol::Tcp { value_bytes } => drive(plan, probes::Echo::new(*value_bytes), counters, ready),
         Protocol::Http { path } => drive(plan, probes::Http::new(&plan.target.host(), path), counters, ready),
+        Protocol::Ldap { base, records } => drive(plan, ldap::Ldap::new(base, *records), counters, ready),
     }
 }
 

@@ -126,6 +126,13 @@ pub enum Protocol {
         /// Path of the request.
         path: String,
     },
+    /// Searches for `uid=userN`, each with one entry as its answer.
+    Ldap {
+        /// Name of the entry below which they search.
+        base: String,
+        /// Number of records: N is less.
+        records: u64,
+    },
 }
 
 impl Protocol {
@@ -136,6 +143,7 @@ impl Protocol {
             Protocol::Memcached { .. } => "memcached",
             Protocol::Tcp { .. } => "tcp",
             Protocol::Http { .. } => "http",
+            Protocol::Ldap { .. } => "ldap",
         }
     }
 
@@ -147,6 +155,7 @@ impl Protocol {
             }
             Protocol::Tcp { value_bytes } => (0, *value_bytes),
             Protocol::Http { .. } => (0, 0),
+            Protocol::Ldap { records, .. } => (*records, 0),
         }
     }
 }
@@ -241,9 +250,13 @@ impl Plan {
             Protocol::Http { path } if !path.starts_with('/') || path.contains(char::is_whitespace) => {
                 return refuse("--path", format!("`{path}` is not a path"));
             }
+            Protocol::Ldap { .. } if self.pipeline > 1 => {
+                return refuse("--pipeline", "an LDAP server answers in any order".into());
+            }
+            Protocol::Ldap { .. } => check_keys(keys)?,
             Protocol::Tcp { .. } | Protocol::Http { .. } => {}
         }
-        if !matches!(self.protocol, Protocol::Http { .. }) {
+        if !matches!(self.protocol, Protocol::Http { .. } | Protocol::Ldap { .. }) {
             check_value_bytes(value_bytes)?;
         }
         if self.blocking > 0 && self.protocol.name() != "redis" {
@@ -351,6 +364,9 @@ mod tests {
         assert_eq!(refused(&Plan { protocol: redis("get", 1, 26), ..plan() }), "--value-bytes");
         let http = Protocol::Http { path: "x".into() };
         assert_eq!(refused(&Plan { protocol: http, ..plan() }), "--path");
+        let ldap = Protocol::Ldap { base: "dc=example".into(), records: 1 };
+        assert_eq!(refused(&Plan { protocol: ldap.clone(), ..plan() }), "--pipeline");
+        assert!(Plan { protocol: ldap, pipeline: 1, ..plan() }.check().is_ok());
         let echo = Protocol::Tcp { value_bytes: 64 };
         assert_eq!(refused(&Plan { protocol: echo, blocking: 1, ..plan() }), "--blocking");
     }

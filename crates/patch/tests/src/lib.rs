@@ -23,6 +23,8 @@ pub mod annotation;
 pub mod checkpointed_server;
 pub mod cli;
 pub mod control_group;
+pub mod daemons;
+pub mod edited_source;
 pub mod effects;
 pub mod hash_server;
 pub mod kill_injection;

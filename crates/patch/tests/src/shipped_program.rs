@@ -158,10 +158,15 @@ impl MonitoredLoad {
     }
 
     fn start(plan: Plan) -> MonitoredLoad {
+        MonitoredLoad::of(Plan { connections: 24, idle: 16, rate: 2000.0, ..plan })
+    }
+
+    /// Starts the load of a plan, until its end is requested.
+    pub fn of(plan: Plan) -> MonitoredLoad {
         // We end the load: the duration is only the limit of a test that hangs.
-        let duration = std::time::Duration::from_secs(1800);
+        let duration = std::time::Duration::from_secs(7200);
         let timeout = std::time::Duration::from_secs(60);
-        let plan = Plan { connections: 24, idle: 16, rate: 2000.0, duration, timeout, ..plan };
+        let plan = Plan { duration, timeout, ..plan };
         MonitoredLoad { load: Load::start(plan).expect("start the load") }
     }
 
@@ -174,12 +179,14 @@ impl MonitoredLoad {
         });
     }
 
-    /// Ends it, and panics unless each request had the right answer and no connection was lost.
+    /// Ends it, and panics unless each request had the right answer and no connection was lost; returns the number of
+    /// answers.
     #[track_caller]
-    pub fn assert_clean(self) {
+    pub fn assert_clean(self) -> u64 {
         self.load.stop();
         let finished = self.load.wait().expect("the load ends in order");
         assert!(finished.summary.counts.ok > 0, "{finished:#?}");
         assert!(finished.is_clean(), "{:#?}\n{:#?}", finished.complaints, finished.summary.counts);
+        finished.summary.counts.ok
     }
 }

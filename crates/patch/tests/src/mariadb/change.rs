@@ -17,10 +17,9 @@
 use super::client::{Answer, Client};
 use super::{MariaDb, PackagedServer};
 use crate::cli::{Run, Stillpoint};
+use crate::edited_source;
 use crate::shipped_program::builder_cache;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use stillpoint_integrations::Edits;
 
 /// One change.
 #[derive(Debug, Clone)]
@@ -116,23 +115,7 @@ impl Change {
     /// # Errors
     /// The source does not have the text that the change replaces, or cannot be read.
     pub fn diff(&self, source: &Path) -> Result<String, String> {
-        let edits = Edits::parse(&self.name, &self.edits).map_err(|e| e.to_string())?;
-        let mut all = String::new();
-        for (file, edit) in edits.files() {
-            let path = source.join(file);
-            let before = std::fs::read(&path).map_err(|e| format!("read {}: {e}", path.display()))?;
-            // old sources have comments in other encodings
-            let text: String = before.iter().map(|byte| char::from(*byte)).collect();
-            let after: Vec<u8> = edit.apply(file, &text).map_err(|e| e.to_string())?.chars().map(|c| c as u8).collect();
-            let changed = tempfile::NamedTempFile::new().map_err(|e| format!("make a file: {e}"))?;
-            std::fs::write(changed.path(), after).map_err(|e| format!("write a file: {e}"))?;
-            let labels = [format!("--label=a/{file}"), format!("--label=b/{file}")];
-            let mut diff = Command::new("diff");
-            diff.args(["-U1", "--text"]).args(labels).arg(&path).arg(changed.path());
-            let output = diff.output().map_err(|e| format!("run diff: {e}"))?;
-            all += &String::from_utf8_lossy(&output.stdout);
-        }
-        Ok(all)
+        edited_source::diff(&self.name, &self.edits, source)
     }
 
     /// Builds the live patch into `into`.
@@ -189,6 +172,7 @@ fn fits(wanted: &str, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stillpoint_integrations::Edits;
 
     #[test]
     fn every_change_says_what_it_does_and_what_shows_it() {

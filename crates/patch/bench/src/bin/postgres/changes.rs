@@ -1,7 +1,7 @@
 //! Changes of our own to Debian's unmodified server.
 
-use super::{functions, why};
 use std::path::Path;
+use stillpoint_patch_bench::build_report::{functions, why};
 use stillpoint_patch_format::decode;
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::postgres::{Bench, Change, Cluster, Postgres, changes, unpatchable};

@@ -1,10 +1,11 @@
 //! Upstream fixes that Debian 11's security team added to its PostgreSQL 13.23, applied one by one to a running
 //! cluster.
 
-use super::{effects, functions, why};
+use super::effects;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stillpoint_patch_bench::build_report::{functions, why};
 use stillpoint_patch_tests::cli::{Run as CliRun, Stillpoint, binary};
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::postgres::{Bench, Cluster, Postgres, builder_cache};
