@@ -98,6 +98,7 @@ mod sources;
 mod tree;
 
 mod unused_declarations;
+mod upgrade;
 mod verdict;
 
 pub use build::{Built, Report, Statement};
