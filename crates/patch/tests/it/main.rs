@@ -47,4 +47,5 @@ mod servers;
 mod storm;
 mod survival;
 mod systemd;
+mod upgrade;
 mod victims;
