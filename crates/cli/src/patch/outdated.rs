@@ -150,3 +150,92 @@ fn part(text: &str) -> String {
     let fit = |c: char| if is_patch_name(c.encode_utf8(&mut [0; 4])) { c } else { '-' };
     text.chars().take(NAME_PART_MAX).map(fit).collect()
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use stillpoint_patch_provenance::scan::Report;
+
+    pub(in super::super) fn finding(class: Class, pid: i32, live: &[(&str, &[&str])]) -> Finding {
+        let text = |text: &str| Some(text.to_owned());
+        let live_patches = live.iter().map(|(name, cves)| LivePatch {
+            name: (*name).to_owned(),
+            cves: cves.iter().map(|cve| (*cve).to_owned()).collect(),
+            build_id: "00ff".into(),
+        });
+        Finding {
+            class,
+            package: text("libssl3"),
+            architecture: text("amd64"),
+            source: text("openssl"),
+            path: "/usr/lib/libssl.so.3".into(),
+            build_id: text("00ff"),
+            running: text("3.0.19-1"),
+            evidence: None,
+            installed: text("3.0.20-1"),
+            offered: None,
+            is_security: true,
+            cves: vec!["CVE-2026-1111".into()],
+            cves_known: true,
+            fixed_in: BTreeMap::from([
+                ("CVE-2026-2222".into(), "3.0.20-1".into()),
+                ("CVE-2026-3333".into(), "4-1".into()),
+            ]),
+            open_cves: Vec::new(),
+            live_patches: live_patches.collect(),
+            live_unknown: None,
+            processes: vec![ProcessName { pid, name: "x".into() }],
+        }
+    }
+
+    pub(in super::super) fn report(findings: Vec<Finding>) -> Report {
+        Report { findings, lists_age_s: Some(60), ..Report::default() }
+    }
+
+    #[test]
+    fn a_build_is_one_file_with_all_of_its_open_processes() {
+        let other = Finding { build_id: Some("01".into()), ..finding(Class::Replaced, 4, &[]) };
+        let findings = vec![
+            finding(Class::Replaced, 1, &[]),
+            finding(Class::Replaced, 2, &[("old", &["CVE-2026-1111"])]),
+            finding(Class::FixedLive, 3, &[]),
+            finding(Class::Current, 5, &[]),
+            other,
+        ];
+        let files = File::all(&report(findings), &[]);
+        let pids: Vec<Vec<i32>> = files.iter().map(|file| file.processes().map(|one| one.pid).collect()).collect();
+        assert_eq!(pids, [vec![1, 2], vec![4]]);
+        let of = |name: &str| File::all(&report(vec![finding(Class::Outdated, 1, &[])]), &[name.to_owned()]).len();
+        assert_eq!([of("openssl"), of("libssl3"), of("libssl")], [1, 1, 0]);
+    }
+
+    #[test]
+    fn older_patches_are_replaced_only_if_they_lose_nothing() {
+        let covered = |name: &str, cves: &[&str]| {
+            let file = &File::all(&report(vec![finding(Class::Replaced, 1, &[(name, cves)])]), &[])[0];
+            file.is_covered_by(&["CVE-2026-1111".to_owned()])
+        };
+        assert!(covered("by-hand", &["CVE-2026-1111"]));
+        assert!(!covered("by-hand", &["CVE-2026-1111", "CVE-2026-9999"]));
+        assert!(!covered("by-hand", &[]), "it may fix anything");
+        assert!(covered("openssl_3.0.20-1_libssl.so.3", &["CVE-2026-9999"]), "an earlier upgrade");
+        assert!(!covered("openssl_3.0.20-1_libcrypto.so.3", &[]));
+        let none = &File::all(&report(vec![finding(Class::Replaced, 1, &[])]), &[])[0];
+        assert!(!none.is_covered_by(&[]), "there is nothing to replace");
+    }
+
+    #[test]
+    fn names_of_patches_and_their_cves_come_from_the_version() {
+        let file = &File::all(&report(vec![finding(Class::Replaced, 1, &[])]), &[])[0];
+        assert_eq!(file.patch_name("3.0.20-1"), "openssl_3.0.20-1_libssl.so.3");
+        let long = File { path: format!("/usr/bin/[ {}", "x".repeat(300)).into(), ..file.clone() };
+        let name = long.patch_name(&"9".repeat(300));
+        assert!(is_patch_name(&name) && name.starts_with("openssl_9"), "{name}");
+        // what the tracker has for a later version is not claimed
+        assert_eq!(file.fixed_by("3.0.20-1", vec!["CVE-2026-4444".into()]), ["CVE-2026-2222", "CVE-2026-4444"]);
+        let name = file.patch_name("3.0.20-1");
+        let has = |findings: Vec<Finding>| File::all(&report(findings), &[])[0].has_everywhere(&name).is_some();
+        let with = finding(Class::Replaced, 1, &[(&name, &[])]);
+        assert!(has(vec![with.clone()]) && !has(vec![with, finding(Class::Replaced, 2, &[])]));
+    }
+}

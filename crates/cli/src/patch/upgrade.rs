@@ -17,7 +17,7 @@ use crate::output::{Exit, Failure, Output, Success};
 use std::path::PathBuf;
 use std::time::Duration;
 use stillpoint_patch_builder::{
-    Builder, DebianRequest, Error, Plan, Readable, Shipped, ShippedAs, Statement, write_whole,
+    Builder, Built, DebianRequest, Error, Plan, Readable, RefusedDiff, Shipped, ShippedAs, Statement, write_whole,
 };
 use stillpoint_patch_engine::fleet::{MappedFile, Search};
 use stillpoint_patch_engine::{IdlePriority, Options};
@@ -28,7 +28,7 @@ use stillpoint_patch_provenance::scan::{Reason, Report};
 /// Exit codes, printed after the options.
 const AFTER_HELP: &str = "Exit status: 0 everything that was outdated is fixed live, and everything was looked at, or accepted; 1 failed; 2 usage; \
      3 nothing was changed, and something is not fixed live or was not looked at; 4 processes were changed, and something is not fixed live \
-     or was not looked at; 5 a transition is unfinished. With --dry-run: 0 nothing is known that prevents it; 3 otherwise";
+     or was not looked at; 5 a transition is unfinished. With --dry-run: 0 nothing is known that prevents it; 1 or 3 otherwise";
 
 /// Arguments of `stillpoint patch upgrade`.
 #[derive(clap::Args)]
@@ -74,8 +74,8 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
         let effort = args.upgrade(&file, output);
         efforts.push((file, effort));
     }
-    let is_changed = efforts.iter().any(|(_, effort)| matches!(effort, Effort::Applied { done: 1.., .. }));
-    let after = if is_changed { args.scan(output)? } else { before };
+    let is_changed = |effort: &Effort| matches!(effort, Effort::Gone | Effort::Applied { done: 1.., .. });
+    let after = if efforts.iter().any(|(_, effort)| is_changed(effort)) { args.scan(output)? } else { before };
     let account = Account::new(efforts, after, &args.packages);
     account.print(output);
     output.result("upgrade", &account.line(args.dry_run));
@@ -100,6 +100,8 @@ struct Upgrade {
     version: String,
     /// CVEs that it fixes.
     cves: Vec<String>,
+    /// Diffs of the version that are no part of it.
+    refused: Vec<RefusedDiff>,
 }
 
 impl Args {
@@ -138,7 +140,7 @@ impl Args {
         let version = request.version.clone().unwrap_or_default();
         let name = file.patch_name(&version);
         if let Some(cves) = file.has_everywhere(&name) {
-            return Ok(Prepared::Everywhere(Upgrade { name, version, cves }));
+            return Ok(Prepared::Everywhere(Upgrade { name, version, cves, refused: Vec::new() }));
         }
         let ShippedAs::Version(running) = &request.shipped else {
             let why = "the version that runs has no source of its own".to_owned();
@@ -154,11 +156,14 @@ impl Args {
         }
         let description = Some(format!("{} from {running} to {version}", request.package));
         let statement = Statement { name: Some(name.clone()), description, cves, ..Statement::default() };
-        let built = builder.build_debian(&request, &statement)?;
+        let built = match builder.build_debian(&request, &statement) {
+            Err(error) if error.is_refusal() => return part_of(file, builder, &request, statement, error),
+            built => built?,
+        };
         Ok(match built.patch {
             Some(patch) => {
                 let cves = patch.cves.clone();
-                Prepared::Built(Upgrade { name, version, cves }, Box::new(patch))
+                Prepared::Built(Upgrade { name, version, cves, refused: Vec::new() }, Box::new(patch))
             }
             None => {
                 let why = format!("its code is that of {version} already");
@@ -189,16 +194,41 @@ impl Args {
         let replace = file.is_covered_by(&upgrade.cves);
         let options = Options { timeout: self.timeout, replace, ..self.migration.options() };
         let search = Search::new(MappedFile::OfPatch, Some(&patch.target), self.containers);
+        let subject = file.path.display().to_string();
         // the preparation of each transition must not take the processor from the programs
         let _giving_way = IdlePriority::begin();
-        let settled = everywhere(&signed, &options, &search, file.to_string(), false, &self.pace, output);
+        let settled = everywhere(&signed, &options, &search, subject, false, &self.pace, output);
         Ok((settled.done, settled.left, settled.failure.map(|failure| failure.exit)))
     }
 }
 
 fn applied(upgrade: Upgrade, done: usize, left: Vec<String>, exit: Option<Exit>) -> Effort {
-    let Upgrade { name, version, cves } = upgrade;
-    Effort::Applied { patch: name, version, cves, done, left, is_unfinished: exit == Some(Exit::Unknown) }
+    let Upgrade { name, version, cves, refused } = upgrade;
+    Effort::Applied { patch: name, version, cves, refused, done, left, is_unfinished: exit == Some(Exit::Unknown) }
+}
+
+/// Builds a patch of the diffs that can be live, as all of them together were refused.
+fn part_of(
+    file: &File,
+    builder: &Builder<'_>,
+    request: &DebianRequest,
+    statement: Statement,
+    all: Error,
+) -> Result<Prepared, Error> {
+    let version = request.version.clone().unwrap_or_default();
+    // the CVEs of the whole difference are not those of a part of it
+    let name = file.patch_name(&format!("{version}-part"));
+    let statement = Statement { name: Some(name.clone()), cves: Vec::new(), ..statement };
+    Ok(match builder.build_parts(request, &statement) {
+        Ok((Some(Built { patch: Some(patch), .. }), refused)) => {
+            let cves = patch.cves.iter().filter(|cve| !refused.iter().any(|diff| diff.cves.contains(cve)));
+            let cves: Vec<String> = cves.cloned().collect();
+            let patch = Patch { cves: cves.clone(), ..patch };
+            Prepared::Built(Upgrade { name, version, cves, refused }, Box::new(patch))
+        }
+        // a difference that is no list of diffs, or of which no part can be live
+        _ => Prepared::Kept(Kept { version: Some(version), ..not_built(&all) }),
+    })
 }
 
 /// Request for everything that the newest version changes.

@@ -6,6 +6,7 @@ use crate::output::{Exit, Failure, Output, Success};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use stillpoint_patch_builder::RefusedDiff;
 use stillpoint_patch_provenance::scan::{Class, Finding, ProcessName, Reason, Report, Unseen};
 
 /// State of a file in some processes, at the end.
@@ -76,6 +77,8 @@ pub(super) enum Effort {
         patch: String,
         version: String,
         cves: Vec<String>,
+        /// Diffs of the version that are no part of the patch.
+        refused: Vec<RefusedDiff>,
         /// Processes that were changed.
         done: usize,
         /// Processes that were not, with the reasons.
@@ -83,6 +86,22 @@ pub(super) enum Effort {
         /// True if a transition is unfinished in a process.
         is_unfinished: bool,
     },
+}
+
+impl Effort {
+    /// Returns true if processes of a finding about its file needed the work, or have its result.
+    fn is_about(&self, finding: &Finding) -> bool {
+        match self {
+            Effort::Gone => false,
+            _ => is_open(finding) || self.is_active_in(finding),
+        }
+    }
+
+    /// Returns true if the patch is active in the processes of a finding.
+    fn is_active_in(&self, finding: &Finding) -> bool {
+        let Effort::Applied { patch, .. } = self else { return false };
+        finding.live_patches.iter().any(|live| live.name == *patch)
+    }
 }
 
 /// State of a file in some processes.
@@ -136,17 +155,20 @@ impl Account {
         let mut rows = Vec::new();
         let (mut changed, mut is_unfinished) = (0, false);
         for (file, effort) in &efforts {
-            let found: Vec<&Finding> = after.findings.iter().filter(|finding| file.is_in(finding)).collect();
+            let is_meant = |finding: &&Finding| file.is_in(finding) && effort.is_about(finding);
+            let found: Vec<&Finding> = after.findings.iter().filter(is_meant).collect();
             if let Effort::Applied { done, is_unfinished: open, .. } = effort {
                 (changed, is_unfinished) = (changed + done, is_unfinished || *open);
             }
             rows.extend(rows_of(file, effort, &found));
         }
-        let is_new =
-            |finding: &&Finding| !efforts.iter().any(|(file, _)| file.is_in(finding)) && is_of(finding, packages);
-        for finding in after.findings.iter().filter(is_new) {
-            let patches = finding.live_patches.iter().map(|patch| patch.name.clone()).collect();
+        let is_rest = |finding: &&Finding| {
+            is_of(finding, packages)
+                && !efforts.iter().any(|(file, effort)| file.is_in(finding) && effort.is_about(finding))
+        };
+        for finding in after.findings.iter().filter(is_rest) {
             if finding.class == Class::FixedLive {
+                let patches = finding.live_patches.iter().map(|patch| patch.name.clone()).collect();
                 rows.push(Row { patches, ..Row::new(State::FixedLive, finding, finding.processes.clone()) });
             } else if is_open(finding) {
                 let reasons = vec!["it appeared during the upgrade".to_owned()];
@@ -265,7 +287,7 @@ fn rows_of(file: &File, effort: &Effort, found: &[&Finding]) -> Vec<Row> {
         let wanted = found.iter().filter(|finding| wanted(finding));
         wanted.flat_map(|finding| finding.processes.clone()).collect::<Vec<_>>()
     };
-    let (patch, version, fixed, left) = match effort {
+    let (patch, version, fixed, refused, left) = match effort {
         Effort::Gone => return Vec::new(),
         Effort::Kept(kept) => {
             let row = Row::new(kept.state, file.finding(), processes(&|_| true));
@@ -277,18 +299,23 @@ fn rows_of(file: &File, effort: &Effort, found: &[&Finding]) -> Vec<Row> {
                 ..row
             }];
         }
-        Effort::Applied { patch, version, cves, left, .. } => (patch, version, cves, left),
+        Effort::Applied { patch, version, cves, refused, left, .. } => (patch, version, cves, refused, left),
     };
-    let has_it = |finding: &Finding| finding.live_patches.iter().any(|live| live.name == *patch);
     let row = |state, processes| {
         let version = Some(version.clone());
         Row { version, cves: fixed.clone(), ..Row::new(state, file.finding(), processes) }
     };
     let mut rows = Vec::new();
-    let (with, without) = (processes(&has_it), processes(&|finding| !has_it(finding)));
+    let (with, without) =
+        (processes(&|finding| effort.is_active_in(finding)), processes(&|finding| !effort.is_active_in(finding)));
     if !with.is_empty() {
+        for diff in refused {
+            let reasons = vec![format!("{}: {}", diff.name, diff.error)];
+            rows.push(Row { cves: diff.cves.clone(), reasons, ..row(State::Refused, with.clone()) });
+        }
         // what no entry of the changelog names, and no tracker states for a version up to it
-        let open: Vec<String> = cves(&[]).into_iter().filter(|cve| !fixed.contains(cve)).collect();
+        let is_open = |cve: &String| !fixed.contains(cve) && !refused.iter().any(|diff| diff.cves.contains(cve));
+        let open: Vec<String> = cves(&[]).into_iter().filter(is_open).collect();
         if !open.is_empty() {
             let reasons = vec![format!("nothing states that {version}, the newest source version, fixes it")];
             rows.push(Row { cves: open, reasons, ..row(State::Refused, with.clone()) });
@@ -303,4 +330,89 @@ fn rows_of(file: &File, effort: &Effort, found: &[&Finding]) -> Vec<Row> {
         rows.push(Row { reasons: reasons.into_iter().collect(), hint, ..row });
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::outdated::tests::{finding, report};
+    use super::*;
+
+    const NAME: &str = "openssl_3.0.20-1_libssl.so.3";
+
+    fn applied(left: &[&str]) -> Effort {
+        Effort::Applied {
+            patch: NAME.into(),
+            version: "3.0.20-1".into(),
+            cves: vec!["CVE-2026-1111".into()],
+            refused: Vec::new(),
+            done: 1,
+            left: left.iter().map(|line| (*line).to_owned()).collect(),
+            is_unfinished: false,
+        }
+    }
+
+    /// Account of one file that two processes ran, of which the scan afterwards finds these.
+    fn account(effort: Effort, after: Vec<Finding>) -> Account {
+        let before = report(vec![finding(Class::Replaced, 1, &[]), finding(Class::Replaced, 2, &[])]);
+        let file = File::all(&before, &[]).remove(0);
+        Account::new(vec![(file, effort)], report(after), &[])
+    }
+
+    fn states(account: &Account) -> Vec<(State, Vec<i32>)> {
+        let pids = |row: &Row| row.processes.iter().map(|process| process.pid).collect();
+        account.rows.iter().map(|row| (row.state, pids(row))).collect()
+    }
+
+    fn exit(account: &Account, accepted: &[Reason]) -> i32 {
+        account.result(accepted).map_or_else(|failure| failure.exit as i32, |success| success as i32)
+    }
+
+    #[test]
+    fn only_processes_that_have_the_patch_afterwards_are_fixed_live() {
+        let with = |pid| finding(Class::FixedLive, pid, &[(NAME, &["CVE-2026-1111"])]);
+        let all = account(applied(&[]), vec![with(1), with(2)]);
+        assert_eq!((states(&all), exit(&all, &[])), (vec![(State::FixedLive, vec![1, 2])], 0));
+        let one =
+            account(applied(&["process 2 (x) is not patched: why"]), vec![with(1), finding(Class::Replaced, 2, &[])]);
+        assert_eq!(states(&one), [(State::FixedLive, vec![1]), (State::NeedsRestart, vec![2])]);
+        assert_eq!((one.rows[1].reasons.len(), exit(&one, &[])), (1, 4));
+        assert_eq!(one.by_cve()["CVE-2026-1111"].len(), 2);
+        // a CVE that nothing states to be fixed by that version stays open
+        let more = Finding { cves: vec!["CVE-2026-1111".into(), "CVE-2026-9999".into()], ..with(1) };
+        let open = account(applied(&[]), vec![more]);
+        assert_eq!(states(&open), [(State::FixedLive, vec![1]), (State::Refused, vec![1])]);
+        assert_eq!((open.rows[1].cves.as_slice(), exit(&open, &[])), (&["CVE-2026-9999".to_owned()][..], 4));
+    }
+
+    #[test]
+    fn the_exit_code_is_success_only_if_nothing_is_left_and_nothing_is_unknown() {
+        let kept = |state| Effort::Kept(Kept::new(state, None, "why".into()));
+        let code = |state| exit(&account(kept(state), vec![finding(Class::Replaced, 1, &[])]), &[]);
+        let codes = [State::SameCode, State::Possible, State::Refused, State::NeedsRestart, State::Failed].map(code);
+        assert_eq!(codes, [0, 0, 3, 3, 1]);
+        let mut unseen = account(Effort::Gone, Vec::new());
+        assert_eq!(exit(&unseen, &[]), 0);
+        let processes = vec![ProcessName { pid: 9, name: String::new() }];
+        unseen.after.not_looked_at.push(Unseen {
+            reason: Reason::NoRight,
+            detail: String::new(),
+            path: None,
+            processes,
+        });
+        assert_eq!([exit(&unseen, &[]), exit(&unseen, &[Reason::NoRight])], [3, 0]);
+        unseen.after.lists_age_s = None;
+        assert_eq!(exit(&unseen, &[Reason::NoRight]), 3);
+        let by_hand = finding(Class::FixedLive, 1, &[("by-hand", &["CVE-2026-1111"])]);
+        let apart = account(kept(State::Refused), vec![by_hand, finding(Class::Replaced, 2, &[])]);
+        assert_eq!(states(&apart), [(State::FixedLive, vec![1]), (State::Refused, vec![2])]);
+        let new = account(Effort::Gone, vec![Finding { build_id: None, ..finding(Class::Replaced, 7, &[]) }]);
+        assert_eq!((states(&new), exit(&new, &[])), (vec![(State::NotLookedAt, vec![7])], 3));
+        let unfinished = match applied(&[]) {
+            Effort::Applied { patch, version, cves, refused, done, left, .. } => {
+                Effort::Applied { patch, version, cves, refused, done, left, is_unfinished: true }
+            }
+            other => other,
+        };
+        assert_eq!(exit(&account(unfinished, Vec::new()), &[]), 5);
+    }
 }

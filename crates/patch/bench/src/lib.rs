@@ -6,4 +6,5 @@
 
 pub mod machine;
 pub mod operation;
+pub mod reverse;
 pub mod stalls;
