@@ -1,10 +1,11 @@
 //! `stillpoint patch apply`: puts patches into running processes.
 
 use super::processes::{Files, MigrationOptions, Processes, duration, observer};
-use super::sweep::{Kind, Sweep};
+use super::sweep::{Kind, Settled, Sweep};
 use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
+use stillpoint_patch_engine::fleet::Search;
 use stillpoint_patch_engine::{Error, Observer, Options, Outcome, apply};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
@@ -47,19 +48,30 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             None => args
                 .processes
                 .wave(&args.pace, output, |pid| apply_to(pid, &signed, &options, output, &mut observer(output)))?,
-            Some(search) => Sweep {
-                subject: args.processes.subject(target),
-                participle: "patched",
-                needs_one: true,
-                kind: if args.dry_run { Kind::Check } else { Kind::Change },
-                find: &|| search.run(),
+            Some(search) => {
+                let subject = args.processes.subject(target);
+                everywhere(&signed, &options, &search, subject, true, &args.pace, output).result()?;
             }
-            .run(&args.pace, output, |found, events| {
-                apply_to(found.pid, &signed, &options, output, &mut |event| events.push(event))
-            })?,
         }
     }
     Ok(())
+}
+
+/// Applies a patch to all processes that a search of the machine finds.
+pub(super) fn everywhere(
+    signed: &Signed,
+    options: &Options,
+    search: &Search,
+    subject: String,
+    needs_one: bool,
+    pace: &Pace,
+    output: &Output,
+) -> Settled {
+    let kind = if options.dry_run { Kind::Check } else { Kind::Change };
+    let sweep = Sweep { subject, participle: "patched", needs_one, kind, find: &|| search.run() };
+    sweep.run(pace, output, |found, events| {
+        apply_to(found.pid, signed, options, output, &mut |event| events.push(event))
+    })
 }
 
 fn apply_to(

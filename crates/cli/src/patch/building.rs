@@ -31,6 +31,13 @@ pub(super) struct Workplace {
     sources: Vec<PathBuf>,
 }
 
+impl Workplace {
+    /// Returns the directories of the caller's packages.
+    pub(super) fn sources(&self) -> &[PathBuf] {
+        &self.sources
+    }
+}
+
 /// Quiescence points that a package is built with.
 #[derive(clap::Args)]
 pub(super) struct Integration {

@@ -58,11 +58,12 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             kind: Kind::Check,
             find: &|| search.run(),
         };
-        sweep.run(&Pace::single(), output, |found, events| {
+        let settled = sweep.run(&Pace::single(), output, |found, events| {
             let prediction = check(found.pid, signed, &options, &mut |event| events.push(event))?;
             print(found.pid, &signed.patch.name, &prediction, output);
             Ok(if prediction.already { Step::Already } else { Step::Possible })
-        })?;
+        });
+        settled.result()?;
     }
     if is_everywhere {
         return Ok(());

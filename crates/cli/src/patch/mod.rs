@@ -13,6 +13,7 @@ mod gdb;
 mod inspect;
 mod key;
 mod list;
+mod outdated;
 mod processes;
 mod refresh;
 mod revert;
@@ -22,6 +23,8 @@ mod scan_text;
 mod status;
 mod sweep;
 mod target;
+mod upgrade;
+mod upgrade_report;
 mod wave;
 
 pub(crate) use processes::duration;
@@ -54,6 +57,8 @@ pub(crate) enum Command {
     List(LazyCommand<list::Args>),
     /// Compare every running process with what is installed and what the archive offers.
     Scan(LazyCommand<scan::Args>),
+    /// Bring every outdated program and library that runs to the newest code: scan, build, apply, verify.
+    Upgrade(Box<LazyCommand<upgrade::Args>>),
     /// Run a program that is patched before its first instruction.
     Exec(Box<LazyCommand<exec::Args>>),
     /// Run the helper of `exec`, for units whose sandbox does not allow a helper of their own.
@@ -93,6 +98,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<Success, Failure>
     let done = match command {
         Command::Build(args) => return build::run(args.0, output),
         Command::Scan(args) => return scan::run(args.0, output),
+        Command::Upgrade(args) => return upgrade::run(args.0, output),
         Command::Target(args) => target::run(args.0, output),
         Command::Inspect(args) => inspect::run(args.0, output),
         Command::Key(args) => key::run(args.0, output),

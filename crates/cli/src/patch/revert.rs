@@ -76,14 +76,15 @@ fn everywhere(
         kind: Kind::Check,
         find: &census,
     };
-    sweep.run(&args.pace, output, |found, events| {
+    let settled = sweep.run(&args.pace, output, |found, events| {
         let selection = of_file(selection, found);
         match revert_in(found.pid, &selection, options, output, &mut |event| events.push(event)) {
             // this process maps the file, and has other patches
             Err(Error::NotActive { .. }) => Ok(Step::Already),
             result => result,
         }
-    })
+    });
+    settled.result()
 }
 
 /// Limits a selection to the patches of the file by which the process was found.

@@ -2,7 +2,7 @@
 
 use super::scan_text::{exposition, monitoring_line, print};
 use crate::output::{Failure, Output, Success};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use stillpoint_host::cache::default_root;
 use stillpoint_patch_engine::peek;
 use stillpoint_patch_provenance::scan::{Level, LivePatch, Reason, Report, Request, scan};
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     accept: Vec<Reason>,
 }
 
-fn reason(text: &str) -> Result<Reason, String> {
+pub(super) fn reason(text: &str) -> Result<Reason, String> {
     let names = || Reason::ALL.map(Reason::name).join(", ");
     Reason::ALL
         .into_iter()
@@ -48,11 +48,7 @@ fn reason(text: &str) -> Result<Reason, String> {
 
 /// Runs `stillpoint patch scan`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
-    let mut debs = vec![PathBuf::from(APT_ARCHIVES)];
-    debs.extend(args.sources.iter().cloned());
-    let unpacked = default_root().ok().map(|root| root.join("binaries"));
-    let request = Request { seen: SeenPackages { debs, unpacked }, tracker: args.tracker.clone() };
-    let found = scan(&request, &mut live_patches);
+    let found = look(args.tracker.as_deref(), &args.sources);
     if args.monitoring {
         let (level, line) = match &found {
             Ok(report) => (report.level(&args.accept), monitoring_line(report, &args.accept)),
@@ -76,7 +72,16 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
     Ok(Success::Done)
 }
 
-fn failure(error: Error) -> Failure {
+/// Scans this machine.
+pub(super) fn look(tracker: Option<&Path>, sources: &[PathBuf]) -> Result<Report, Error> {
+    let mut debs = vec![PathBuf::from(APT_ARCHIVES)];
+    debs.extend(sources.iter().cloned());
+    let unpacked = default_root().ok().map(|root| root.join("binaries"));
+    let request = Request { seen: SeenPackages { debs, unpacked }, tracker: tracker.map(Path::to_owned) };
+    scan(&request, &mut live_patches)
+}
+
+pub(super) fn failure(error: Error) -> Failure {
     let hint = match &error {
         Error::Malformed { what, .. } if what.starts_with("tracker file") => Some(
             "the JSON of https://security-tracker.debian.org, or records of OSV; the same command without --tracker",

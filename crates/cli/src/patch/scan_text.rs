@@ -117,7 +117,7 @@ fn next_step(finding: &Finding) -> &'static str {
 }
 
 /// Joins names, a limited number of them.
-fn bounded(names: &[String]) -> String {
+pub(super) fn bounded(names: &[String]) -> String {
     let shown = names[..names.len().min(NAMED_MAX)].join(", ");
     match names.len().saturating_sub(NAMED_MAX) {
         0 => shown,
@@ -127,17 +127,8 @@ fn bounded(names: &[String]) -> String {
 
 /// Last lines: numbers of processes, what was not looked at, and the age of the lists.
 fn summary(report: &Report) -> Vec<String> {
-    let counts = &report.counts;
-    let mut lines = vec![format!(
-        "{} processes: {} current, {} fixed live, {} outdated, {} replaced, {} partly looked at; {} more not looked at",
-        counts.processes,
-        counts.current,
-        counts.fixed_live,
-        counts.outdated,
-        counts.replaced,
-        counts.partly_seen,
-        counts.not_looked_at
-    )];
+    let states = report.counts.states().map(|(state, number)| format!("{number} {}", state.replace('-', " ")));
+    let mut lines = vec![format!("{} processes looked at; {}", report.counts.processes, states.join(", "))];
     let mut by_reason: BTreeMap<(Reason, &str), Vec<&Unseen>> = BTreeMap::new();
     for unseen in &report.not_looked_at {
         by_reason.entry((unseen.reason, &unseen.detail)).or_default().push(unseen);
@@ -172,17 +163,8 @@ pub(super) fn exposition(report: &Report) -> String {
             let _ = writeln!(text, "stillpoint_{name}{labels} {value}");
         }
     };
-    let counts = &report.counts;
-    let states = [
-        ("current", counts.current),
-        ("fixed-live", counts.fixed_live),
-        ("outdated", counts.outdated),
-        ("replaced", counts.replaced),
-        ("partly-seen", counts.partly_seen),
-        ("not-looked-at", counts.not_looked_at),
-    ];
     let of_state = |(state, number): (&str, usize)| (format!("{{state=\"{state}\"}}"), number as u64);
-    metric("scan_processes", "Processes by their worst mapped file.", states.map(of_state).into());
+    metric("scan_processes", "Processes by their worst mapped file.", report.counts.states().map(of_state).into());
     let mut packages: BTreeMap<[String; 6], BTreeSet<i32>> = BTreeMap::new();
     for finding in report.findings.iter().filter(|finding| finding.class != Class::Current) {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -256,16 +238,8 @@ pub(super) fn monitoring_line(report: &Report, accepted: &[Reason]) -> String {
         }
         _ => String::new(),
     };
-    format!(
-        "STILLPOINT {word} - {text}{also} | processes={} current={} fixed_live={} outdated={} replaced={} partly_seen={} not_looked_at={}",
-        counts.processes,
-        counts.current,
-        counts.fixed_live,
-        counts.outdated,
-        counts.replaced,
-        counts.partly_seen,
-        counts.not_looked_at
-    )
+    let states = counts.states().map(|(state, number)| format!("{}={number}", state.replace('-', "_")));
+    format!("STILLPOINT {word} - {text}{also} | processes={} {}", counts.processes, states.join(" "))
 }
 
 #[cfg(test)]
@@ -288,6 +262,7 @@ mod tests {
             is_security: true,
             cves: vec!["CVE-2026-1111".into(), "CVE-2026-2222".into()],
             cves_known: true,
+            fixed_in: BTreeMap::new(),
             open_cves: vec!["CVE-2026-2222".into()],
             live_patches: vec![LivePatch {
                 name: "fix".into(),

@@ -42,6 +42,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
                 find: &|| if all { search.patched(None) } else { search.run() },
             }
             .run(&Pace::single(), output, |found, _| show(found.pid).map(|()| Step::Done))
+            .result()
         }
     };
     let damaged = damaged.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -49,7 +49,24 @@ pub(super) enum Kind {
     Show,
 }
 
-/// Results of a sweep.
+/// Result of a sweep.
+pub(super) struct Settled {
+    /// Number of processes that were changed.
+    pub(super) done: usize,
+    /// Processes that should have been changed and were not, with the reason: one line for each reason.
+    pub(super) left: Vec<String>,
+    /// Failure, if there are such processes.
+    pub(super) failure: Option<Failure>,
+}
+
+impl Settled {
+    /// Returns the result of a command that is this sweep alone.
+    pub(super) fn result(self) -> Result<(), Failure> {
+        self.failure.map_or(Ok(()), Err)
+    }
+}
+
+/// Results of a sweep so far.
 #[derive(Default)]
 struct Tally {
     selected: usize,
@@ -103,7 +120,7 @@ impl Sweep<'_> {
         pace: &Pace,
         output: &Output,
         work: impl Fn(&FoundProcess, &mut Vec<Event>) -> Result<Step, engine::Error> + Sync,
-    ) -> Result<(), Failure> {
+    ) -> Settled {
         let start = Instant::now();
         let tally = Mutex::new(Tally::default());
         with_progress(&tally, self, output, start, || {
@@ -151,7 +168,7 @@ impl Sweep<'_> {
         lock(tally).is_endless = late == LATE_PASSES_MAX;
     }
 
-    fn finish(&self, mut tally: Tally, duration: Duration, output: &Output) -> Result<(), Failure> {
+    fn finish(&self, mut tally: Tally, duration: Duration, output: &Output) -> Settled {
         tally.failures.extend(unknown_processes(std::mem::take(&mut tally.rest.unknown)));
         for (found, mismatch) in &tally.rest.mismatching {
             let outcome = if runs(mismatch) { "other-build" } else { "not-executed" };
@@ -174,8 +191,9 @@ impl Sweep<'_> {
         self.notes(&tally, output);
         let (count, list) = self.unfinished_list(&tally);
         let found_none = tally.selected == 0 && list.is_empty() && tally.rest.mismatching.is_empty();
+        let done = tally.done;
         if list.is_empty() && (!found_none || !self.needs_one) {
-            return Ok(());
+            return Settled { done, left: list, failure: None };
         }
         if found_none {
             let error = anyhow::anyhow!("no process maps {}", self.subject);
@@ -183,12 +201,12 @@ impl Sweep<'_> {
                 0 => "`grep -l NAME /proc/[0-9]*/maps` lists the processes that map a file",
                 _ => "--containers, for the processes in containers",
             };
-            return Err(Failure::refused(error).hint(hint));
+            return Settled { done, left: list, failure: Some(Failure::refused(error).hint(hint)) };
         }
         for text in &list {
             output.warn(text);
         }
-        Err(self.failure(tally, count))
+        Settled { done, left: list, failure: Some(self.failure(tally, count)) }
     }
 
     /// Returns the processes on which the operation should have been done and was not: their number, and one line for each reason.

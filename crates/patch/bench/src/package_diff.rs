@@ -10,6 +10,16 @@ pub fn changes_code(text: &[u8]) -> bool {
     files.map(Path::new).any(|file| file.extension().is_some_and(|e| SUFFIXES.contains(&e.to_string_lossy().as_ref())))
 }
 
+/// Writes the reverse of a diff into a directory.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_reversed(directory: &Path, diff: &Diff) -> Result<PathBuf, String> {
+    let path = directory.join(diff.name.replace('/', "%"));
+    fs::write(&path, reversed(&diff.text)).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
+}
+
 /// Exchanges the two sides of a unified diff.
 pub fn reversed(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();

@@ -98,6 +98,7 @@ mod sources;
 mod tree;
 
 mod unused_declarations;
+mod upgrade;
 mod verdict;
 
 pub use build::{Built, Report, Statement};
@@ -115,6 +116,7 @@ pub use running::Plan;
 pub use stillpoint_host::Cache;
 pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};
+pub use upgrade::RefusedDiff;
 pub use verdict::{ChangedFile, Verdict};
 
 /// Header and source of shadow variables, for hooks.

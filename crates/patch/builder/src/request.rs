@@ -352,7 +352,7 @@ fn check_versions(new: &SourcePackage, old: &SourcePackage, shipped: &[Diff]) ->
 }
 
 /// Returns diffs of a series that neither the binary nor earlier patches have.
-fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
+pub(crate) fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
     let there = |d: &Diff| shipped.iter().chain(base).any(|s| s.text == d.text);
     series.diffs.iter().filter(|d| !there(d)).cloned().collect()
 }

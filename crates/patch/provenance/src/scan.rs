@@ -245,7 +245,8 @@ impl Context<'_> {
         let reaches = !is_newer
             || compare(without_rebuild(&offer.candidate), without_rebuild(&installed.version)) == Ordering::Equal;
         finding.cves_known = from_tracker.is_some() || (from_log.is_some() && reaches);
-        let found: BTreeSet<String> = from_log.into_iter().chain(from_tracker).flatten().collect();
+        finding.fixed_in = from_tracker.unwrap_or_default();
+        let found: BTreeSet<String> = from_log.into_iter().flatten().chain(finding.fixed_in.keys().cloned()).collect();
         finding.cves = found.into_iter().collect();
     }
 }

@@ -120,15 +120,12 @@ impl Tracker {
         }
     }
 
-    /// Returns the CVEs that a version of a source package has, and a later version of this release has not; `None` if the file does not
-    /// have the package.
-    pub fn fixed_after(&self, source: &str, version: &str) -> Option<Vec<String>> {
-        let of_source = self.fixed.get(source)?.iter();
-        let found = of_source
-            .filter(|(_, fixed)| compare(fixed, version) == Ordering::Greater)
-            .map(|(name, _)| name.clone())
-            .collect();
-        Some(found)
+    /// Returns the CVEs that a version of a source package has, and a later version of this release has not, each with the version that
+    /// fixes it; `None` if the file does not have the package.
+    pub fn fixed_after(&self, source: &str, version: &str) -> Option<BTreeMap<String, String>> {
+        let is_later = |fixed: &String| compare(fixed, version) == Ordering::Greater;
+        let later = self.fixed.get(source)?.iter().filter(|(_, fixed)| is_later(fixed));
+        Some(later.map(|(name, fixed)| (name.clone(), fixed.clone())).collect())
     }
 }
 
@@ -260,6 +257,10 @@ mod tests {
         Tracker::parse(text.as_bytes(), &release(), &BTreeSet::from(["redis", "openssl"]))
     }
 
+    fn fixed(name: &str, version: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([(name.to_owned(), version.to_owned())])
+    }
+
     #[test]
     fn the_security_trackers_problems_count_for_one_release() {
         let state =
@@ -276,8 +277,11 @@ mod tests {
             problem("bookworm", state("resolved", "9")),
         );
         let tracker = parse(&text).unwrap();
-        assert_eq!(tracker.fixed_after("redis", "5:7.0.15-1~deb12u2").unwrap(), ["CVE-2025-1111"]);
-        assert_eq!(tracker.fixed_after("redis", "5:7.0.15-1~deb12u3").unwrap(), [""; 0]);
+        assert_eq!(
+            tracker.fixed_after("redis", "5:7.0.15-1~deb12u2").unwrap(),
+            fixed("CVE-2025-1111", "5:7.0.15-1~deb12u3")
+        );
+        assert_eq!(tracker.fixed_after("redis", "5:7.0.15-1~deb12u3").unwrap(), BTreeMap::new());
         assert_eq!(tracker.fixed_after("other", "1"), None, "not asked for");
         assert_eq!(tracker.fixed_after("openssl", "1"), None, "not in the file");
     }
@@ -299,8 +303,12 @@ mod tests {
             format!("{one}\n{two}\n"),
         ] {
             let tracker = parse(&text).unwrap();
-            assert_eq!(tracker.fixed_after("openssl", "3.0.19-1").unwrap(), ["CVE-2025-9999"], "{text}");
-            assert_eq!(tracker.fixed_after("openssl", "3.0.20-1").unwrap(), [""; 0], "{text}");
+            assert_eq!(
+                tracker.fixed_after("openssl", "3.0.19-1").unwrap(),
+                fixed("CVE-2025-9999", "3.0.20-1"),
+                "{text}"
+            );
+            assert_eq!(tracker.fixed_after("openssl", "3.0.20-1").unwrap(), BTreeMap::new(), "{text}");
         }
     }
 

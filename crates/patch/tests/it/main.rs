@@ -52,4 +52,5 @@ mod slapd_quiescence;
 mod storm;
 mod survival;
 mod systemd;
+mod upgrade;
 mod victims;

@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::{fs, thread, time::Duration};
+use stillpoint_host::cache::default_root;
 use stillpoint_patch_tests::cli::{Stillpoint, binary};
 use stillpoint_patch_tests::server::bound_command;
 use stillpoint_patch_tests::skip;
@@ -43,28 +44,31 @@ fn package(dir: &Path, version: &str, date: &str) -> PathBuf {
     deb
 }
 
-fn run(command: &mut Command) {
+pub(super) fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Private copy of the root file system, in which packages can be installed.
-struct Machine {
+pub(super) struct Machine {
     shell: Child,
     dir: tempfile::TempDir,
 }
 
 impl Machine {
     /// Makes the copy; `None` if this machine does not let us.
-    fn start() -> Option<Machine> {
+    pub(super) fn start() -> Option<Machine> {
         let dir = tempfile::tempdir().expect("make a directory");
         // an overlay's upper directory cannot be located on another overlay
         let script = "mount -t tmpfs none \"$0\" && mkdir \"$0/up\" \"$0/work\" \"$0/root\" \
              && mount -t overlay none -o \"lowerdir=/,upperdir=$0/up,workdir=$0/work\" \"$0/root\" \
-             && for name in proc dev tmp; do mount --rbind /$name \"$0/root/$name\"; done && touch \"$0/root/run/ready\" \
+             && for name in proc dev tmp; do mount --rbind /$name \"$0/root/$name\"; done \
+             && mkdir -p \"$1\" \"$0/root$1\" && mount --rbind \"$1\" \"$0/root$1\" && touch \"$0/root/run/ready\" \
              && exec sleep 600";
         let mut shell = bound_command(Path::new("unshare"));
-        shell.args(["--mount", "sh", "-ec", script]).arg(dir.path()).stderr(Stdio::null());
+        // what is compiled is kept
+        let cache = default_root().expect("a cache");
+        shell.args(["--mount", "sh", "-ec", script]).arg(dir.path()).arg(cache).stderr(Stdio::null());
         let shell = shell.spawn().expect("start unshare");
         let mut machine = Machine { shell, dir };
         for _ in 0..600 {
@@ -84,19 +88,19 @@ impl Machine {
     }
 
     /// Makes a command that runs in the copy.
-    fn command(&self, program: &Path) -> Command {
+    pub(super) fn command(&self, program: &Path) -> Command {
         let mut command = bound_command(Path::new("nsenter"));
         let inside = self.dir.path().join("root");
         command.args(["--mount", "--target", &self.shell.id().to_string(), "chroot"]).arg(inside).arg(program);
         command
     }
 
-    fn install(&self, deb: &Path) {
+    pub(super) fn install(&self, deb: &Path) {
         run(self.command(Path::new("dpkg")).arg("--install").arg(deb));
     }
 
-    /// Scans in the copy; returns the exit code and what was printed.
-    fn scan(&self, arguments: &[&str]) -> (Option<i32>, String) {
+    /// Runs stillpoint in the copy; returns the exit code and what was printed.
+    pub(super) fn stillpoint(&self, arguments: &[&str]) -> (Option<i32>, String) {
         // `/tmp` is the same directory in the copy of the root
         let own = Path::new("/tmp").join(format!("stillpoint-scan-{}", std::process::id()));
         run(Command::new("cp").arg(binary()).arg(&own));
@@ -140,7 +144,7 @@ fn a_replaced_program_is_found_with_its_version_and_cves() {
         thread::sleep(Duration::from_millis(10));
     }
     // no archive has the package: nothing is stated about it
-    let (_, before) = machine.scan(&["--json", "patch", "scan"]);
+    let (_, before) = machine.stillpoint(&["--json", "patch", "scan"]);
     let whole: Value = serde_json::from_str(before.lines().next().expect("a line")).expect("JSON");
     let unseen = whole["not_looked_at"].as_array().expect("a list");
     let is_ours = |one: &&Value| one["path"] == "/usr/bin/sp-demo";
@@ -150,7 +154,7 @@ fn a_replaced_program_is_found_with_its_version_and_cves() {
         "{whole:#}"
     );
     machine.install(&new);
-    let (code, after) = machine.scan(&["--json", "patch", "scan"]);
+    let (code, after) = machine.stillpoint(&["--json", "patch", "scan"]);
     let found = finding(&after, demo.id(), "/usr/bin/sp-demo");
     let wanted = [
         ("class", "replaced"),
@@ -164,7 +168,7 @@ fn a_replaced_program_is_found_with_its_version_and_cves() {
     }
     assert_eq!(found["open_cves"], serde_json::json!(["CVE-2026-11111"]), "{found:#}");
     assert_eq!(code, Some(0), "{after}");
-    let (code, line) = machine.scan(&["patch", "scan", "--monitoring"]);
+    let (code, line) = machine.stillpoint(&["patch", "scan", "--monitoring"]);
     assert!(
         code == Some(2) && line.starts_with("STILLPOINT CRITICAL - ") && line.contains("sp-demo"),
         "{code:?} {line}"

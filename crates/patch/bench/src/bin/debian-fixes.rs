@@ -19,7 +19,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use stillpoint_patch_bench::package_diff::{changes_code, reversed};
+use stillpoint_patch_bench::package_diff::{changes_code, write_reversed};
 use stillpoint_patch_builder::{
     Builder, Cache, DebianRequest, Diff, Error, Parts, Shipped, ShippedAs, SourcePackage, Statement, Verdict,
 };
@@ -240,12 +240,6 @@ fn of(builder: &Builder, request: &DebianRequest, program: &str) -> Outcome {
         Err(error @ Error::DoesNotApply { .. }) => Outcome::NotReversible { reason: first(error.to_string()) },
         Err(error) => Outcome::Failed { reason: first(error.to_string()) },
     }
-}
-
-fn write_reversed(directory: &Path, diff: &Diff) -> Result<PathBuf, String> {
-    let path = directory.join(diff.name.replace('/', "%"));
-    fs::write(&path, reversed(&diff.text)).map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(path)
 }
 
 const COLUMNS: [&str; 10] = [

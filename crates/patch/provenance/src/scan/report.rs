@@ -131,6 +131,9 @@ pub struct Finding {
     pub cves: Vec<String>,
     /// True if the list of CVEs is complete, as far as changelogs and the tracker's file have them.
     pub cves_known: bool,
+    /// Those of them that a tracker has, with the version of the source package that fixes each.
+    #[serde(skip)]
+    pub fixed_in: BTreeMap<String, String>,
     /// Those of them that no active patch fixes.
     pub open_cves: Vec<String>,
     /// Active patches of this file.
@@ -160,6 +163,7 @@ impl Finding {
             is_security: false,
             cves: Vec::new(),
             cves_known: false,
+            fixed_in: BTreeMap::new(),
             open_cves: Vec::new(),
             live_patches: Vec::new(),
             live_unknown: None,
@@ -220,6 +224,20 @@ pub struct Counts {
     pub partly_seen: usize,
     /// Processes of which nothing was looked at.
     pub not_looked_at: usize,
+}
+
+impl Counts {
+    /// Returns the number of processes in each state, with its name as in JSON but for the dash.
+    pub fn states(&self) -> [(&'static str, usize); 6] {
+        [
+            ("current", self.current),
+            ("fixed-live", self.fixed_live),
+            ("outdated", self.outdated),
+            ("replaced", self.replaced),
+            ("partly-seen", self.partly_seen),
+            ("not-looked-at", self.not_looked_at),
+        ]
+    }
 }
 
 /// Verdict of a monitoring plug-in; the number is its exit code.
@@ -346,6 +364,7 @@ mod tests {
             is_security: false,
             cves: Vec::new(),
             cves_known: false,
+            fixed_in: BTreeMap::new(),
             open_cves: Vec::new(),
             live_patches: Vec::new(),
             live_unknown: None,

@@ -6,6 +6,7 @@
 
 mod alternatives;
 mod buildable;
+mod builds;
 mod cost;
 mod latency;
 mod libraries;
@@ -90,16 +91,21 @@ struct SectionRequest {
     /// Name of the results; the date when `None`.
     name: Option<String>,
     sections: Vec<String>,
+    /// Packages whose builds are measured, `PACKAGE/PROGRAM` each.
+    packages: Vec<String>,
 }
 
 /// Sections of `make bench`, in order; only experiments request the others.
-const SECTIONS: [&str; 8] = ["cost", "threads", "series", "latency", "rivals", "sizes", "libraries", "proxy"];
+const SECTIONS: [&str; 9] = ["cost", "threads", "series", "latency", "rivals", "sizes", "libraries", "builds", "proxy"];
 const EXPERIMENTS: [&str; 5] = ["patches", "operations", "tail", "buildable", "overhead"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some(wish) = wish(&arguments) else {
-        eprintln!("usage: bench [--short|--tiny] [--as NAME] [{}]...", names().join("|"));
+        eprintln!(
+            "usage: bench [--short|--tiny] [--as NAME] [--packages PACKAGE/PROGRAM,...] [{}]...",
+            names().join("|")
+        );
         return ExitCode::from(2);
     };
     let command = match (&wish.name, arguments.is_empty()) {
@@ -120,13 +126,19 @@ fn main() -> ExitCode {
 }
 
 fn wish(arguments: &[String]) -> Option<SectionRequest> {
-    let mut wish = SectionRequest { amount: &FULL, name: None, sections: Vec::new() };
+    let mut wish = SectionRequest {
+        amount: &FULL,
+        name: None,
+        sections: Vec::new(),
+        packages: builds::DEFAULT.map(str::to_owned).into(),
+    };
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--short" => wish.amount = &SHORT,
             "--tiny" => wish.amount = &TINY,
             "--as" => wish.name = Some(arguments.next()?.clone()),
+            "--packages" => wish.packages = arguments.next()?.split(',').map(str::to_owned).collect(),
             name if names().contains(&name) => wish.sections.push(name.to_owned()),
             _ => return None,
         }
@@ -180,6 +192,13 @@ fn run(wish: &SectionRequest, command: &str) -> Result<String, String> {
         match libraries::libraries(&amount) {
             Ok(section) => add(section)?,
             Err(why) if wish.sections.len() > 1 => println!("libraries are left out: {why}"),
+            Err(why) => return Err(why),
+        }
+    }
+    if wish.has("builds") {
+        match builds::builds(&wish.packages, amount.runs.min(3)) {
+            Ok(section) => add(section)?,
+            Err(why) if wish.sections.len() > 1 => println!("builds are left out: {why}"),
             Err(why) => return Err(why),
         }
     }
