@@ -126,6 +126,7 @@ fn outcome(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             shipped: ShippedAs::Series(Shipped::Full),
             integrated: None,
             names: Vec::new(),
+            is_partial: false,
             binary: Some(PathBuf::from(program)),
         };
         let mut found = of(builder, &request, program);
