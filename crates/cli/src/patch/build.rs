@@ -26,6 +26,9 @@ const AFTER_HELP: &str = "Exit status: 0 built; 1 failed; 2 usage; 3 refused; 6 
 pub(crate) struct Args {
     #[command(flatten)]
     running: RunningTarget,
+    /// Refuse the patch if a diff between the version that runs and the newest one cannot be in it. Otherwise such diffs are left out and named.
+    #[arg(long, requires = "running", help_heading = "From a running program")]
+    complete: bool,
 
     /// Build for a program of this Debian source package. Default version: the newest one that the archive serves.
     #[arg(long, value_name = "PACKAGE[=VERSION]", help_heading = "From a Debian source package")]
@@ -184,7 +187,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
         ));
     }
     let selected = args.running.selected()?;
-    let work = |builder: &Builder<'_>| match (&args.debian, &args.source, &selected) {
+    let work = |builder: Builder<'_>| match (&args.debian, &args.source, &selected) {
         (_, _, Some(selected)) => build_running(&args, selected, builder, &statement),
         (Some(package), ..) => {
             let (package, version) = parse_package(package);
@@ -229,12 +232,13 @@ enum Outcome {
 fn build_running(
     args: &Args,
     selected: &Selected,
-    builder: &Builder<'_>,
+    builder: Builder<'_>,
     statement: &Statement,
 ) -> Result<Outcome, Error> {
-    let program = args.running.program(selected, builder)?;
+    let program = args.running.program(selected, &builder)?;
+    let builder = builder.of_program(&program)?;
     let request = debian_request(args, String::new(), None, ShippedAs::Series(Shipped::Full));
-    match builder.plan(&program, request)? {
+    match builder.plan(&program, DebianRequest { is_partial: !args.complete, ..request })? {
         Plan::Newest { package, version } => Ok(Outcome::Newest { package, version }),
         Plan::Build(request) => builder.build_debian(&request, statement).map(|built| Outcome::Built(Box::new(built))),
     }
@@ -251,6 +255,7 @@ fn debian_request(args: &Args, package: String, version: Option<String>, shipped
         integrated: args.integration.integrated(),
         binary: args.target.clone(),
         names: Vec::new(),
+        is_partial: false,
     }
 }
 
@@ -295,16 +300,17 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
 
 /// Converts an error of the builder, which has changed no process.
 fn failure(error: Error, shipped: &ShippedAs, output: &Output) -> Failure {
-    match &error {
-        Error::Refused(refusals) => {
-            let reasons: Vec<_> = refusals.iter().map(|r| json!({"code": r.code(), "text": r.to_string()})).collect();
-            output.result("refused", &json!({"refusals": reasons, "files": []}));
-        }
-        Error::Unaccounted { files, .. } => {
-            let reason = json!({"code": "unaccounted-file", "text": error.to_string()});
-            output.result("refused", &json!({"refusals": [reason], "files": files}));
-        }
-        _ => {}
+    if error.is_refusal() {
+        let reasons: Vec<_> = match &error {
+            Error::Refused(refusals) => refusals.iter().map(|r| (r.code(), r.to_string())).collect(),
+            other => other.codes().into_iter().map(|code| (code, other.to_string())).collect(),
+        };
+        let reasons: Vec<_> = reasons.iter().map(|(code, text)| json!({"code": code, "text": text})).collect();
+        let files = match &error {
+            Error::Unaccounted { files, .. } => &files[..],
+            _ => &[],
+        };
+        output.result("refused", &json!({"refusals": reasons, "files": files}));
     }
     let state = "no patch was written";
     let shipped = match shipped {
@@ -391,10 +397,17 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
         None => "",
     };
     output.line(format_args!("fits {} (build-id {}){reproduced}", report.target.display(), patch.target.build_id));
+    for diff in &report.left_out {
+        output.line(format_args!("left out: {} {}: {}", diff.diff, diff.cves.join(", "), first_line(&diff.reason)));
+    }
     match path {
         Some(path) => output.line(format_args!("wrote {} ({bytes} bytes)", path.display())),
         None => output.line("dry run: nothing was written"),
     }
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
 }
 
 fn line(report: &Report, patch: Option<&Patch>, path: Option<&Path>, bytes: &[u8]) -> Value {
@@ -406,7 +419,8 @@ fn line(report: &Report, patch: Option<&Patch>, path: Option<&Path>, bytes: &[u8
         "name": patch.map(|p| &p.name), "output": path.map(text), "digest": digest, "bytes": patch.map(|_| bytes.len()),
         "target": text(&report.target), "build_id": patch.map(|p| p.target.build_id.to_string()),
         "reproduced": report.reproduced, "units": report.units, "units_preprocessed": report.preprocessed,
-        "units_compiled": report.changed, "diffs": report.diffs, "based_on": report.based_on, "files": report.files,
+        "units_compiled": report.changed, "diffs": report.diffs, "left_out": report.left_out, "based_on": report.based_on,
+        "files": report.files,
         "cves": patch.map_or(&[][..], |p| &p.cves[..]), "functions": functions, "data": data, "warnings": warnings,
     })
 }

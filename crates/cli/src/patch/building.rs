@@ -60,7 +60,7 @@ impl Integration {
 pub(super) fn with_builder<R: Send>(
     workplace: &Workplace,
     output: &Output,
-    work: impl FnOnce(&Builder) -> Result<R, Error> + Send,
+    work: impl FnOnce(Builder) -> Result<R, Error> + Send,
 ) -> Result<R, Error> {
     let cache = match &workplace.cache {
         Some(path) => Cache::at(path)?,
@@ -73,7 +73,7 @@ pub(super) fn with_builder<R: Send>(
             let tell = |event| drop(sender.send(event));
             let builder = Builder::new(cache, jobs, &tell).of_release(workplace.release.clone());
             let builder = builder.with_sources(workplace.sources.clone());
-            work(&builder.in_root_of(workplace.root_of.clone()))
+            work(builder.in_root_of(workplace.root_of.clone()))
         });
         // ends when the builder, and with it the sender, is dropped
         show(&receiver, output);

@@ -43,10 +43,12 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         ));
     };
     let selected = args.running.selected()?;
-    let (package, version, series, program) = with_builder(&args.workplace, output, |builder| {
+    let (package, version, series, program) = with_builder(&args.workplace, output, |mut builder| {
         let (package, version) = match (&selected, &args.debian) {
             (Some(selected), _) => {
-                let running = builder.package_of(&args.running.program(selected, builder)?)?;
+                let program = args.running.program(selected, &builder)?;
+                builder = builder.of_program(&program)?;
+                let running = builder.package_of(&program)?;
                 (running.source, Some(running.source_version))
             }
             (None, package) => parse_package(package.as_deref().unwrap_or_default()),

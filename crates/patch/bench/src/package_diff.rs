@@ -1,6 +1,8 @@
 //! Unified diffs of a package's series.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use stillpoint_patch_builder::Diff;
 
 /// Returns true if a diff changes a file of C or C++.
 pub fn changes_code(text: &[u8]) -> bool {

@@ -73,8 +73,23 @@ pub struct Report {
     pub based_on: Vec<String>,
     /// Files that the diffs change, each with its relation to the target.
     pub files: Vec<ChangedFile>,
+    /// Diffs between the versions that cannot be in the patch.
+    pub left_out: Vec<LeftOut>,
     /// Warnings for the author.
     pub warnings: Vec<String>,
+}
+
+/// Diff that cannot be in a patch, and is left out of it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct LeftOut {
+    /// The diff.
+    pub diff: String,
+    /// CVE identifiers that it names.
+    pub cves: Vec<String>,
+    /// Kind of the first reason, for programs.
+    pub code: String,
+    /// Reason.
+    pub reason: String,
 }
 
 /// A patch or the result "nothing to patch", with the report.

@@ -154,6 +154,14 @@ pub enum Error {
     /// The package and version of a running program are not known.
     #[error(transparent)]
     Provenance(#[from] stillpoint_patch_provenance::Error),
+    /// A file of a kind that cannot be patched.
+    #[error("{path} {why}")]
+    Kind {
+        /// The file.
+        path: String,
+        /// The kind, which continues the sentence.
+        why: &'static str,
+    },
     /// A running program is newer than what the archive serves.
     #[error("{package} {version} runs, and the newest version that the archive serves is {newest}")]
     NewerThanArchive {
@@ -249,6 +257,37 @@ fn unaccounted(target: &str, files: &[ChangedFile], missing: &[String], inputs: 
 }
 
 impl Error {
+    /// Returns true if other diffs may have another result.
+    pub(crate) fn is_about_diffs(&self) -> bool {
+        let of_after = matches!(self, Error::DoesNotApply { .. } | Error::Compile { side: "after", .. });
+        let of_code = matches!(
+            self,
+            Error::Refused(_) | Error::ChangesBuild { .. } | Error::NotInTarget { .. } | Error::Unaccounted { .. }
+        );
+        of_after || of_code
+    }
+
+    /// Returns the kinds of the reasons, for programs.
+    pub fn codes(&self) -> Vec<String> {
+        let code = match self {
+            Error::Refused(refusals) => return refusals.iter().map(Refusal::code).collect(),
+            Error::Unaccounted { .. } => "unaccounted-file",
+            Error::ChangesBuild { .. } => "build-changed",
+            Error::NotInTarget { .. } => "not-in-target",
+            Error::DoesNotApply { .. } => "does-not-apply",
+            Error::Compile { .. } => "does-not-compile",
+            Error::Target(_) => "target",
+            Error::Kind { .. } => "kind",
+            Error::Provenance(_) => "origin-unknown",
+            Error::NewerThanArchive { .. } => "newer-than-archive",
+            Error::OtherRelease { .. } => "other-release",
+            Error::NoRunningSource { .. } => "no-source",
+            Error::NoSuchVersion { .. } | Error::Withheld { .. } => "not-served",
+            _ => "failed",
+        };
+        vec![code.to_owned()]
+    }
+
     /// Returns true if the change itself is refused, in contrast to a failed operation.
     pub fn is_refusal(&self) -> bool {
         matches!(
@@ -259,6 +298,7 @@ impl Error {
                 | Error::Ambiguous { .. }
                 | Error::Unaccounted { .. }
                 | Error::Provenance(_)
+                | Error::Kind { .. }
                 | Error::NewerThanArchive { .. }
                 | Error::OtherRelease { .. }
                 | Error::NoRunningSource { .. }

@@ -52,6 +52,7 @@
 //!     integrated: None,
 //!     binary: Some("redis-server".into()),
 //!     names: Vec::new(),
+//!     is_partial: false,
 //! };
 //! let built = builder.build_debian(&request, &Statement::default())?;
 //! println!("{:?}", built.report.changed);
@@ -87,6 +88,7 @@ pub mod numbering;
 mod outline;
 mod output_search;
 mod package;
+mod partial;
 mod preprocess;
 mod recorder;
 mod regenerate;
@@ -100,8 +102,9 @@ mod tree;
 mod unused_declarations;
 mod upgrade;
 mod verdict;
+mod version_difference;
 
-pub use build::{Built, Report, Statement};
+pub use build::{Built, LeftOut, Report, Statement};
 pub use builder::Builder;
 pub use debian::{Diff, Series};
 pub use elf::Reproduced;

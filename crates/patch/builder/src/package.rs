@@ -22,7 +22,7 @@ use stillpoint_host::At;
 use stillpoint_host::EntryName;
 use stillpoint_host::file::{list, read_regular};
 use stillpoint_host::untrusted::{FILE_MAX, Tree};
-use stillpoint_patch_provenance::compare_versions;
+use stillpoint_patch_provenance::{compare_versions, unpacked_name};
 
 /// Size limit of a `.dsc` file, in bytes.
 const DESCRIPTION_MAX: u64 = 16 << 20;
@@ -88,10 +88,7 @@ impl SourcePackage {
 }
 
 /// Directory in which quilt notes the diffs that are applied, with the files as they were before.
-const QUILT: &str = ".pc";
-
-/// End of the name of an entry with a directory for each binary package.
-const EACH: &str = "-each";
+pub(crate) const QUILT: &str = ".pc";
 
 /// Returns the name of the cache entry of a version of a package.
 fn entry_name(package: &str, version: &str) -> String {
@@ -335,7 +332,7 @@ impl Builder<'_> {
         }
         let Some((path, text, stanza)) = found else { return Ok(None) };
         let path = path.canonicalize().at("resolving", &path)?;
-        let variant = format!("-{}", stillpoint_host::cache::key([&text[..]]));
+        let variant = format!("@{}", stillpoint_host::cache::key([&text[..]]));
         let name = entry_name(package, &stanza.version) + &variant;
         let entry = self.cache.entry(&EntryName::new("source", &name), |into| {
             let own = Tree::open(into)?;
@@ -415,7 +412,7 @@ impl Builder<'_> {
     fn holds(&self, package: &str, version: &str, parts: Parts) -> bool {
         let name = entry_name(package, version);
         self.cache.holds("source", &name)
-            && (parts == Parts::Source || self.cache.holds("binaries", &format!("{name}{EACH}")))
+            && (parts == Parts::Source || self.cache.holds("binaries", &unpacked_name(package, version, "")))
     }
 
     /// Builds a package with a part of its series, by its own rules, in a clean root. Runs once for each choice.
@@ -609,7 +606,8 @@ impl Builder<'_> {
     /// version.
     pub fn fetch_binaries(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching the binary packages of {} {}", source.name(), source.version()));
-        self.entry(&EntryName::new("binaries", &format!("{}{EACH}", source.key())), |into| {
+        let unpacked = unpacked_name(source.name(), source.version(), &source.variant);
+        self.entry(&EntryName::new("binaries", &unpacked), |into| {
             let packages = source.apt.programs_of(&source.stanza)?;
             let (package, version) = (source.name().to_owned(), source.version().to_owned());
             if packages.is_empty() {

@@ -9,6 +9,7 @@ use crate::package::{BuiltPackage, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
 use crate::tree::is_unit;
 use crate::verdict::Bounded;
+use crate::version_difference::cves_since;
 use crate::{Builder, Cache, Error, Integrated, Parts, Reproduced, elf};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -50,6 +51,8 @@ pub struct DebianRequest {
     pub binary: Option<PathBuf>,
     /// Other names of the running binary, under one of which the package's rules may link it.
     pub names: Vec<String>,
+    /// True if diffs that cannot be in a patch may be left out and reported, where another version gives the diffs.
+    pub is_partial: bool,
 }
 
 impl DebianRequest {
@@ -60,6 +63,25 @@ impl DebianRequest {
         let file = self.binary.as_ref().is_some_and(|path| path.is_file());
         if built || file { Parts::Source } else { Parts::SourceAndBinaries }
     }
+}
+
+/// Source and target of patches that differ in their diffs only.
+struct SidesOfTarget<'a> {
+    /// Source of the running binary.
+    source: &'a SourcePackage,
+    /// Diffs that it was built with.
+    shipped: &'a [Diff],
+    /// Diffs that earlier patches made active.
+    base: &'a [Diff],
+    built: &'a BuiltPackage,
+    target: Target,
+    /// Outputs of which each may be the target, or the reason why none is known.
+    output: Result<Vec<PathBuf>, String>,
+    /// Source package and version of the patch.
+    package: (String, String),
+    is_integrated: bool,
+    statement: &'a Statement,
+    report: Report,
 }
 
 /// A patch for a program that the user built.
@@ -96,14 +118,18 @@ impl Builder<'_> {
                 (Some(shipped), Shipped::Full)
             }
         };
+        let is_other_version = shipped_source.is_some();
         let shipped_source = shipped_source.as_ref().unwrap_or(&source);
         let shipped_diffs = shipped.diffs(&shipped_source.series)?;
-        check_versions(&source, shipped_source, &shipped_diffs)?;
         let (files, names): (Vec<_>, Vec<_>) =
             request.on_top_of.iter().cloned().partition(|n| n.contains('/') && Path::new(n).is_file());
         let mut base = source.series.select(&names)?;
         base.extend(read_diffs(files.iter().map(Path::new))?);
         let mut diffs = match &request.quilt[..] {
+            [] if request.diffs.is_empty() && is_other_version => {
+                let between = self.diffs_between(shipped_source, &shipped_diffs, &source)?;
+                between.into_iter().filter(|diff| base.iter().all(|active| active.text != diff.text)).collect()
+            }
             [] if request.diffs.is_empty() => missing(&source.series, &shipped_diffs, &base),
             names => source.series.select(names)?,
         };
@@ -123,29 +149,53 @@ impl Builder<'_> {
             let made = built.tree.read_existing(&output[0])?;
             report.reproduced = made.map(|made| elf::compare(&made, &target.bytes));
         }
-        let outputs = output.as_deref().map_err(Clone::clone);
-        let project = || built.project(outputs.clone(), shipped_source.tree(), self.cache.clone());
-        let package = Some((source.name().to_owned(), source.version().to_owned()));
-        let job = |target, regenerated| Job {
-            project: project(),
-            base: base.clone(),
-            diffs: diffs.clone(),
+        let sides = SidesOfTarget {
+            source: shipped_source,
+            shipped: &shipped_diffs,
+            base: &base,
+            built: &built,
             target,
-            unit_filter: &[],
-            package: package.clone(),
+            output,
+            package: (source.name().to_owned(), source.version().to_owned()),
+            is_integrated: request.integrated.is_some(),
             statement,
-            regenerated,
-            report: report.clone(),
+            report,
         };
-        let error = match self.build(job(target.clone(), None)) {
-            Err(error @ (Error::ChangesBuild { .. } | Error::Unaccounted { .. })) if request.integrated.is_none() => {
-                error
-            }
+        let mut built = match request.is_partial {
+            true => self.build_partial(&diffs, |diffs| self.build_diffs(&sides, diffs))?,
+            false => self.build_diffs(&sides, &diffs)?,
+        };
+        let is_complete = is_other_version && request.quilt.is_empty() && built.report.left_out.is_empty();
+        if let Some(patch) = built.patch.as_mut().filter(|_| is_complete) {
+            patch.cves.extend(cves_since(shipped_source, &source));
+            patch.cves.sort();
+            patch.cves.dedup();
+        }
+        Ok(built)
+    }
+
+    /// Builds the patch of some diffs for the target.
+    fn build_diffs(&self, sides: &SidesOfTarget, diffs: &[Diff]) -> Result<Built, Error> {
+        let SidesOfTarget { source, built, target, output, .. } = sides;
+        let outputs = output.as_deref().map_err(Clone::clone);
+        let job = |regenerated| Job {
+            project: built.project(outputs.clone(), source.tree(), self.cache.clone()),
+            base: sides.base.to_vec(),
+            diffs: diffs.to_vec(),
+            target: target.clone(),
+            unit_filter: &[],
+            package: Some(sides.package.clone()),
+            statement: sides.statement,
+            regenerated,
+            report: sides.report.clone(),
+        };
+        let error = match self.build(job(None)) {
+            Err(error @ (Error::ChangesBuild { .. } | Error::Unaccounted { .. })) if !sides.is_integrated => error,
             other => return other,
         };
         self.progress(&format!("running the rules of {} with the diffs: they change more than sources", source.name()));
-        match self.regenerate_sides(shipped_source, &shipped_diffs, &base, &diffs, outputs.clone(), &built)? {
-            Some(sides) => self.build(job(target, Some(&sides))),
+        match self.regenerate_sides(source, sides.shipped, sides.base, diffs, outputs.clone(), built)? {
+            Some(regenerated) => self.build(job(Some(&regenerated))),
             None => Err(error),
         }
     }
@@ -333,22 +383,6 @@ fn can_mount() -> Result<(), Error> {
     run(&mut sandbox.command(Path::new("/"), &["/bin/true"], &[]), "making a private mount namespace")
         .map(drop)
         .map_err(|e| Error::Environment(format!("{e}; run as root, or allow user namespaces")))
-}
-
-/// Checks that both versions are the same upstream source, and that the newer one has all diffs of the older one.
-fn check_versions(new: &SourcePackage, old: &SourcePackage, shipped: &[Diff]) -> Result<(), Error> {
-    let what = format!("{} from {} to {}", new.name(), old.version(), new.version());
-    if new.upstream() != old.upstream() {
-        let why = format!("upstream {} and {} are different sources", old.upstream(), new.upstream());
-        return Err(Error::Malformed { what, why });
-    }
-    for diff in shipped {
-        if !new.series.diffs.iter().any(|d| d.text == diff.text) {
-            let why = format!("{} of the older series is not in the newer one", diff.name);
-            return Err(Error::Malformed { what, why });
-        }
-    }
-    Ok(())
 }
 
 /// Returns diffs of a series that neither the binary nor earlier patches have.

@@ -36,6 +36,20 @@ impl Builder<'_> {
         SeenPackages { debs, unpacked: Some(self.cache.root().join("binaries")) }
     }
 
+    /// Returns a builder of packages of the release that a program runs in, unless the caller selected one: a container may be of another
+    /// release than this system. Another distribution's packages are not in this system's archives.
+    ///
+    /// # Errors
+    /// The release of this system cannot be read.
+    pub fn of_program(self, program: &Program) -> Result<Self, Error> {
+        let own = own_release()?;
+        let other = program.release.as_ref().filter(|there| {
+            own.as_ref().is_some_and(|own| own.distribution == there.distribution && own.codename != there.codename)
+        });
+        let release = self.release.clone().or_else(|| other.map(|release| release.codename.clone()));
+        Ok(self.of_release(release))
+    }
+
     /// Returns the package and version of a running program: by what this machine has seen, else by the packages that the archive still
     /// has.
     ///
@@ -79,6 +93,7 @@ impl Builder<'_> {
                 shipped,
                 binary,
                 names,
+                is_partial: request.is_partial && request.quilt.is_empty() && request.diffs.is_empty(),
                 ..request.clone()
             })))
         };
@@ -103,7 +118,7 @@ impl Builder<'_> {
 
     /// Refuses programs that no patch can be built for, before anything is fetched.
     fn check_kind(&self, program: &Program) -> Result<(), Error> {
-        let refused = |why: &str| Err(Error::Target(format!("{} {why}", program.path.display())));
+        let refused = |why| Err(Error::Kind { path: program.path.display().to_string(), why });
         match &program.origin.identity {
             None => return refused("is no ELF file"),
             Some(identity) if !identity.is_64 => {
@@ -113,10 +128,7 @@ impl Builder<'_> {
         }
         let own = match &self.release {
             Some(codename) => Some(codename.clone()),
-            None => {
-                let text = read_regular_text(Path::new("/etc/os-release"), OS_RELEASE_MAX)?;
-                Release::parse(&text).map(|release| release.codename)
-            }
+            None => own_release()?.map(|release| release.codename),
         };
         match &program.release {
             Some(release) if own.as_ref() != Some(&release.codename) => {
@@ -177,6 +189,10 @@ impl Builder<'_> {
         })?;
         Ok(directory.join(file_name))
     }
+}
+
+fn own_release() -> Result<Option<Release>, Error> {
+    Ok(Release::parse(&read_regular_text(Path::new("/etc/os-release"), OS_RELEASE_MAX)?))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const SOURCES: [&str; 19] = [
 const UNITS: [&str; 7] = ["c", "cc", "cpp", "cxx", "C", "S", "s"];
 /// Files that control how a program is built.
 const BUILD_FILES: &str = "Makefile GNUmakefile makefile CMakeLists.txt meson.build configure configure.ac \
-    configure.in Makefile.am";
+    configure.in Makefile.am rules";
 /// Suffixes of build files, including inputs of generators, which do not run again.
 const BUILD_SUFFIXES: [&str; 9] = ["mk", "cmake", "am", "m4", "in", "y", "yy", "l", "ll"];
 
@@ -52,7 +52,7 @@ pub(crate) fn is_unit(path: &str) -> bool {
     UNITS.contains(&suffix(path))
 }
 
-fn is_build_file(path: &str) -> bool {
+pub(crate) fn is_build_file(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     BUILD_FILES.split(' ').any(|file| file == name) || BUILD_SUFFIXES.contains(&suffix(path))
 }

@@ -31,7 +31,7 @@ pub use elf::ElfIdentity;
 pub use error::Error;
 pub use mapped::{MappedFile, ProcessFiles, all_processes};
 pub use origin::{Evidence, OnDisk, Origin, Origins, Subject};
-pub use package_index::{APT_ARCHIVES, Seen, SeenPackages, each_archived_file};
+pub use package_index::{APT_ARCHIVES, Seen, SeenPackages, each_archived_file, unpacked_name};
 pub use program::Program;
 pub use tracker::{Release, Tracker};
 pub use version::{compare as compare_versions, is_package, is_version, without_rebuild};

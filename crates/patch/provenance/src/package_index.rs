@@ -23,6 +23,22 @@ const NAME_MAX: u64 = 64 << 10;
 /// Limit of a package's control fields, in bytes.
 const FIELDS_MAX: u64 = 1 << 20;
 
+/// End of the name of a directory with a directory for each binary package of a version.
+const EACH: &str = "-each";
+
+/// Returns the name of the directory for the unpacked binary packages of a version of a source package. `variant` distinguishes sources of
+/// the same version: it is empty, or begins with `@`, which no version has.
+pub fn unpacked_name(source: &str, version: &str, variant: &str) -> String {
+    format!("{source}_{}{variant}{EACH}", version.replace([':', '/'], "%"))
+}
+
+/// Returns the source package and version of such a name.
+fn parse_unpacked(name: &str) -> Option<(&str, String)> {
+    let (source, version) = name.strip_suffix(EACH)?.split_once('_')?;
+    let version = version.split('@').next().unwrap_or(version).replace('%', ":");
+    (is_package(source) && is_version(&version)).then_some((source, version))
+}
+
 /// Directories with packages.
 #[derive(Debug, Clone, Default)]
 pub struct SeenPackages {
@@ -78,11 +94,8 @@ impl SeenPackages {
     fn find_unpacked(&self, build_id: &BuildId, installed: Option<&Package>, file: &Path) -> Option<Seen> {
         let all = self.unpacked.as_ref()?;
         for name in list(all).unwrap_or_default() {
-            let Some((source, version)) = name.split_once('_') else { continue };
-            // the builder unpacks each binary package of a version into a directory of its own
-            let version = version.strip_suffix("-each").unwrap_or(version).replace('%', ":");
-            let is_wanted = installed.is_none_or(|installed| installed.source == source);
-            if !is_wanted || !is_package(source) || !is_version(&version) {
+            let Some((source, version)) = parse_unpacked(&name) else { continue };
+            if installed.is_some_and(|installed| installed.source != source) {
                 continue;
             }
             let Ok(tree) = Tree::open(&all.join(&name)) else { continue };
@@ -240,7 +253,7 @@ mod tests {
     #[test]
     fn a_package_that_the_builder_unpacked_is_known_by_its_directory() {
         let dir = tempfile::tempdir().unwrap();
-        let entry = dir.path().join("src_2%1.0-1");
+        let entry = dir.path().join(unpacked_name("src", "2:1.0-1", "@abc"));
         fs::create_dir_all(entry.join("usr/bin")).unwrap();
         fs::copy("/bin/true", entry.join("usr/bin/true")).unwrap();
         let seen = SeenPackages { debs: Vec::new(), unpacked: Some(dir.path().into()) };

@@ -45,8 +45,7 @@ impl Program {
         let subject = Subject { path: file.path.clone(), deleted: file.deleted, file: Some(opened) };
         let (origin, release) = find(&root, subject, seen)?;
         let has_other_root = process.has_other_root;
-        // names in a container lead elsewhere from here
-        let names = if has_other_root { Vec::new() } else { links_to(&file.path) };
+        let names = links_to(&root, &file.path);
         Ok(Program { pid: Some(pid), path: file.path.clone(), names, bytes, origin, has_other_root, release })
     }
 
@@ -63,7 +62,7 @@ impl Program {
         let bytes = bounded(&opened, &path, FILE_MAX)?;
         let subject = Subject { path: path.clone(), deleted: false, file: Some(opened) };
         let (origin, release) = find(Path::new("/"), subject, seen)?;
-        let names = links_to(&path);
+        let names = links_to(Path::new("/"), &path);
         Ok(Program { pid: None, path, names, bytes, origin, has_other_root: false, release })
     }
 
@@ -101,12 +100,21 @@ impl Program {
 /// Limit of names in a directory that are looked at.
 const NAMES_MAX: usize = 50_000;
 
-/// Returns the names of links in a file's directory that lead to it.
-fn links_to(path: &Path) -> Vec<String> {
-    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
-    let Ok(tree) = Tree::open(directory).map(|tree| tree.known_as(directory)) else { return Vec::new() };
-    let leads_to = |link: &String| tree.link(link).is_ok_and(|to| to == path || to == Path::new(name));
-    list(directory).unwrap_or_default().into_iter().take(NAMES_MAX).filter(leads_to).collect()
+/// Returns the names of links in a file's directory that lead to it. `root` is the root file system of the file's path.
+fn links_to(root: &Path, path: &Path) -> Vec<String> {
+    let found = || {
+        let tree = Tree::open(root).ok()?.known_as(Path::new("/"));
+        let (directory, name) = (path.parent()?, path.file_name()?);
+        let inside = tree.real(directory).ok()?;
+        let names = list(&root.join(&inside)).ok()?;
+        let real = inside.join(name);
+        let leads_to = |link: &String| {
+            let link = inside.join(link);
+            tree.link(&link).is_ok() && tree.real(&link).is_ok_and(|to| to == real)
+        };
+        Some(names.into_iter().take(NAMES_MAX).filter(leads_to).collect())
+    };
+    found().unwrap_or_default()
 }
 
 fn mapped<'a>(process: &'a ProcessFiles, library: Option<&str>) -> Result<&'a MappedFile, Error> {
@@ -161,12 +169,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("own"), "x").unwrap();
-        for (name, to) in
-            [("near", "own".into()), ("far", path("own")), ("other", "near".into()), ("out", "../own".into())]
-        {
+        for (name, to) in [("near", "own"), ("far", "/own"), ("other", "near"), ("out", "../own")] {
             std::os::unix::fs::symlink(to, path(name)).unwrap();
         }
-        assert_eq!(links_to(&path("own")), ["far", "near"]);
+        assert_eq!(links_to(dir.path(), Path::new("/own")), ["far", "near", "other"]);
     }
 
     #[test]

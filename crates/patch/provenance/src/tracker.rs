@@ -22,6 +22,8 @@ pub struct Release {
     pub codename: String,
     /// Number, for instance `12`.
     pub number: String,
+    /// Distribution, for instance `debian`.
+    pub distribution: String,
 }
 
 impl Release {
@@ -31,7 +33,8 @@ impl Release {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
             Some(value.trim_matches('"').to_owned())
         };
-        Some(Release { codename: field("VERSION_CODENAME")?, number: field("VERSION_ID").unwrap_or_default() })
+        let [number, distribution] = ["VERSION_ID", "ID"].map(|name| field(name).unwrap_or_default());
+        Some(Release { codename: field("VERSION_CODENAME")?, number, distribution })
     }
 }
 

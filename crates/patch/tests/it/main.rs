@@ -22,6 +22,7 @@ mod earlier_version;
 mod eintr;
 mod exceptions_live;
 mod exec_helper;
+mod from_process;
 mod gdb;
 mod kernel_live;
 mod library_live;

@@ -187,6 +187,7 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             shipped: ShippedAs::Series(Shipped::Full),
             integrated: None,
             names: Vec::new(),
+            is_partial: false,
             binary: Some(PathBuf::from(program)),
         };
         let mut found = of(builder, &request, program);

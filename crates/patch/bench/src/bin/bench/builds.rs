@@ -116,7 +116,7 @@ fn change(
     program: &str,
     directory: &Path,
 ) -> Result<(String, PathBuf), String> {
-    for diff in source.series.diffs.iter().rev().filter(|diff| changes_code(diff)) {
+    for diff in source.series.diffs.iter().rev().filter(|diff| changes_code(&diff.text)) {
         let file = write_reversed(directory, diff)?;
         let request = DebianRequest {
             package: source.name().to_owned(),

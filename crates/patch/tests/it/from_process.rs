@@ -1,0 +1,175 @@
+//! `patch build --pid N`: two versions of a package of ours in a directory, of which the older one runs.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use stillpoint_patch_tests::cli::Stillpoint;
+use stillpoint_patch_tests::server::bound_command;
+
+const PROGRAM: &str = "\
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+struct state { int calls; };
+static struct state *state;
+__attribute__((noipa)) int count(void) { return ++state->calls; }
+__attribute__((noipa)) int answer(void) { return 1; }
+int main(void) {
+    state = calloc(1, sizeof *state);
+    while (count()) {
+        printf(\"%d\\n\", answer());
+        fflush(stdout);
+        usleep(20000);
+    }
+}
+";
+const RULES: &str = "\
+#!/usr/bin/make -f
+build build-arch:
+\tgcc -g -O2 -c -o main.o main.c
+\tgcc -o sp-live main.o
+clean:
+\trm -f main.o sp-live
+binary binary-arch:
+";
+const FIX: &str = "\
+Description: the right answer (CVE-2026-11111)
+--- a/main.c
++++ b/main.c
+@@ -7 +7 @@
+-__attribute__((noipa)) int answer(void) { return 1; }
++__attribute__((noipa)) int answer(void) { return 2; }
+";
+const LAYOUT: &str = "\
+Description: counts from another member (CVE-2026-22222)
+--- a/main.c
++++ b/main.c
+@@ -4 +4 @@
+-struct state { int calls; };
++struct state { long begin; int calls; };
+";
+/// Archive of the upstream source, which both versions share.
+const ORIGINAL: &str = "sp-live_1.0.orig.tar.gz";
+/// Limit of the time until an effect is seen.
+const EFFECT_MAX: Duration = Duration::from_secs(30);
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Makes a source package of a version with a series.
+fn source(dir: &Path, version: &str, series: &[(&str, &str)]) {
+    let tree = dir.join("sp-live-1.0");
+    let write = |name: &str, text: &str| {
+        let path = tree.join(name);
+        fs::create_dir_all(path.parent().expect("it has a directory")).expect("make a directory");
+        fs::write(path, text).expect("write a file");
+    };
+    write("main.c", PROGRAM);
+    if !dir.join(ORIGINAL).exists() {
+        run(Command::new("tar").args(["-czf", ORIGINAL, "sp-live-1.0"]).current_dir(dir));
+    }
+    write("debian/source/format", "3.0 (quilt)\n");
+    let stanza = "Package: sp-live\nArchitecture: any\nDescription: x\n";
+    write("debian/control", &format!("Source: sp-live\nMaintainer: A <a@b.invalid>\n\n{stanza}"));
+    let entry = |version: &str| {
+        format!(
+            "sp-live ({version}) stable; urgency=low\n\n  * x\n\n -- A <a@b.invalid>  Fri, 03 Apr 2026 14:29:32 +0200\n\n"
+        )
+    };
+    let older = if version == "1.0-1" { String::new() } else { entry("1.0-1") };
+    write("debian/changelog", &(entry(version) + &older));
+    write("debian/rules", RULES);
+    run(Command::new("chmod").arg("+x").arg(tree.join("debian/rules")));
+    for (name, text) in series {
+        write(&format!("debian/patches/{name}"), text);
+    }
+    let names: String = series.iter().map(|(name, _)| format!("{name}\n")).collect();
+    write("debian/patches/series", &names);
+    run(Command::new("dpkg-source").arg("-b").arg(&tree).current_dir(dir));
+    fs::remove_dir_all(tree).expect("remove the tree");
+}
+
+/// Makes the binary package of the older version.
+fn binary_package(dir: &Path, program: &Path) {
+    let tree = dir.join("tree");
+    for made in ["DEBIAN", "usr/bin"] {
+        fs::create_dir_all(tree.join(made)).expect("make a directory");
+    }
+    let fields = "Architecture: amd64\nMaintainer: A <a@b.invalid>\nDescription: x\n";
+    fs::write(tree.join("DEBIAN/control"), format!("Package: sp-live\nVersion: 1.0-1\n{fields}")).expect("write");
+    fs::copy(program, tree.join("usr/bin/sp-live")).expect("copy the program");
+    let deb = dir.join("sp-live_1.0-1_amd64.deb");
+    run(Command::new("dpkg-deb").args(["--root-owner-group", "-Znone", "--build"]).args([&tree, &deb]));
+    fs::remove_dir_all(tree).expect("remove the tree");
+}
+
+/// The older program, which prints its answer again and again.
+struct Older {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Older {
+    fn start(program: &Path) -> Older {
+        let mut child = bound_command(program).stdout(Stdio::piped()).spawn().expect("start the program");
+        let lines = BufReader::new(child.stdout.take().expect("its output is a pipe")).lines();
+        Older { child, lines }
+    }
+
+    #[track_caller]
+    fn assert_answers(&mut self, wanted: &str) {
+        let begin = Instant::now();
+        while begin.elapsed() < EFFECT_MAX {
+            let line = self.lines.next().expect("the program runs").expect("read its output");
+            if line == wanted {
+                return;
+            }
+        }
+        panic!("the program never answers {wanted}");
+    }
+}
+
+impl Drop for Older {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_process_gets_every_diff_of_the_newest_version_that_can_be_live() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let sources = dir.path().join("packages");
+    fs::create_dir(&sources).expect("make a directory");
+    source(&sources, "1.0-1", &[]);
+    let stillpoint = |arguments: &[&str]| Stillpoint::new().arg("patch").args(arguments.iter().copied());
+    let place = sources.display().to_string();
+    let out = dir.path().join("out").display().to_string();
+    stillpoint(&["target", "--debian", "sp-live=1.0-1", "--sources", &place, "--program", "sp-live", "--output", &out])
+        .succeed();
+    let program = PathBuf::from(&out).join("sp-live");
+    binary_package(&sources, &program);
+    source(&sources, "1.0-2", &[("fix.patch", FIX), ("layout.patch", LAYOUT)]);
+    let mut older = Older::start(&program);
+    // the usual case: the file was removed
+    fs::remove_file(&program).expect("remove the program");
+    let pid = older.child.id().to_string();
+    let patch = dir.path().join("fix.patch").display().to_string();
+    let refused = stillpoint(&["build", "--pid", &pid, "--sources", &place, "--complete", "--output", &patch]).run();
+    assert_eq!(refused.code, Some(3), "{refused}");
+    let built = stillpoint(&["build", "--pid", &pid, "--sources", &place, "--output", &patch]).json().succeed();
+    let built = built.json().pop().expect("a result");
+    assert_eq!(built["diffs"], serde_json::json!(["fix.patch"]));
+    assert_eq!(built["cves"], serde_json::json!(["CVE-2026-11111"]), "the other one is not fixed");
+    let left = &built["left_out"][0];
+    assert_eq!((&left["diff"], &left["code"]), (&"layout.patch".into(), &"type-layout-changed".into()), "{built}");
+    older.assert_answers("1");
+    stillpoint(&["apply", &patch, "--pid", &pid]).succeed();
+    older.assert_answers("2");
+    stillpoint(&["revert", "--pid", &pid]).succeed();
+    older.assert_answers("1");
+}
