@@ -94,6 +94,7 @@ mod request;
 mod root;
 mod running;
 mod sandbox;
+mod shadow_members;
 mod sources;
 mod tree;
 
@@ -112,9 +113,11 @@ pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};
 pub use running::Plan;
+pub use shadow_members::ShadowMembers;
 pub use stillpoint_host::Cache;
 pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};
+pub use stillpoint_patch_shadow::{Refusal as ShadowRefusal, ShadowMember};
 pub use verdict::{ChangedFile, Verdict};
 
 /// Header and source of shadow variables, for hooks.

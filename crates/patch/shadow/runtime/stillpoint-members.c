@@ -40,6 +40,10 @@ static struct entry *spare;
 /* Number of look-ups that found no room. */
 unsigned long __stillpoint_members_lost;
 
+void *__stillpoint_member(unsigned long object, unsigned long id, unsigned long len, void *value);
+void __stillpoint_member_clear(unsigned long start, unsigned long len, unsigned long id);
+int __stillpoint_members_begin(void);
+
 static long map(uint64_t len)
 {
     long result;
@@ -90,9 +94,9 @@ static struct table *table(void)
     return found;
 }
 
-static uint64_t key_of(const volatile void *object, unsigned long id)
+static uint64_t key_of(uint64_t object, unsigned long id)
 {
-    return ((uint64_t)(uintptr_t)object & ((UINT64_C(1) << ID_SHIFT) - 1)) | (uint64_t)id << ID_SHIFT;
+    return (object & ((UINT64_C(1) << ID_SHIFT) - 1)) | (uint64_t)id << ID_SHIFT;
 }
 
 static uint64_t first_slot(uint64_t key)
@@ -155,8 +159,9 @@ static struct entry *find(struct table *in, uint64_t key, unsigned long len, con
     }
 }
 
-/* Returns the member `id` of an object; its first look-up gives it the initial value, which is the caller's own copy. */
-void *__stillpoint_member(const volatile void *object, unsigned long id, unsigned long len, void *value)
+/* Returns the member `id` of the object at an address, which is a number here, as the object itself is not accessed. The
+ * first look-up gives the member the initial value, which is the caller's own copy. */
+void *__stillpoint_member(unsigned long object, unsigned long id, unsigned long len, void *value)
 {
     struct table *in = table();
     struct entry *entry = in ? find(in, key_of(object, id), len, value) : 0;
@@ -168,12 +173,12 @@ void *__stillpoint_member(const volatile void *object, unsigned long id, unsigne
 }
 
 /* Clears the member `id` of all objects in a range: they are new, or cleared. */
-void __stillpoint_member_clear(const volatile void *start, unsigned long len, unsigned long id)
+void __stillpoint_member_clear(unsigned long start, unsigned long len, unsigned long id)
 {
     static const unsigned char zero[MEMBER_MAX];
     struct table *in = __atomic_load_n(&the_table, __ATOMIC_ACQUIRE);
-    unsigned long skipped = -(unsigned long)(uintptr_t)start % STEP;
-    uint64_t from = key_of((const volatile char *)start + skipped, id);
+    unsigned long skipped = -start % STEP;
+    uint64_t from = key_of(start + skipped, id);
     uint64_t used;
 
     if (!in || !start || len < skipped)

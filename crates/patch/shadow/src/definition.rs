@@ -130,14 +130,14 @@ fn accessor(member: &ShadowMember, of: &str, declaration: &str) -> String {
     format!(
         "\n# 1 \"{DEFINITION}\"\n\
          struct {own} {{ {declaration} }};\n\
-         extern void *__stillpoint_member(const volatile void *, unsigned long, unsigned long, void *);\n\
-         extern void __stillpoint_member_clear(const volatile void *, unsigned long, unsigned long);\n\
+         extern void *__stillpoint_member(unsigned long, unsigned long, unsigned long, void *);\n\
+         extern void __stillpoint_member_clear(unsigned long, unsigned long, unsigned long);\n\
          _Static_assert(sizeof(struct {own}) <= 48, \"the member has more than 48 bytes\");\n\
          _Static_assert(_Alignof(struct {own}) <= 16, \"the member is aligned to more than 16 bytes\");\n\
          _Static_assert(_Alignof({of}) >= 8, \"the structure is aligned to less than 8 bytes\");\n\
          static __inline__ __attribute__((__always_inline__, __unused__)) struct {own} *\
          {own}_of(const volatile {of} *object, struct {own} *value)\n\
-         {{ return (struct {own} *)__stillpoint_member(object, {id}ul, sizeof(struct {own}), value); }}\n"
+         {{ return (struct {own} *)__stillpoint_member((unsigned long)object, {id}ul, sizeof(struct {own}), value); }}\n"
     )
 }
 
@@ -145,5 +145,5 @@ fn accessor(member: &ShadowMember, of: &str, declaration: &str) -> String {
 pub(crate) const DEFINITION: &str = "stillpoint/definition";
 
 pub(crate) fn refusal(kind: Kind, unit: &Unit, at: usize, member: &ShadowMember, why: &str) -> Refusal {
-    Refusal { kind, member: member.to_string(), place: unit.place(at), why: why.to_owned() }
+    Refusal { kind, member: member.to_string(), place: unit.place(at), why: why.to_owned(), allocator: None }
 }

@@ -12,6 +12,8 @@ pub struct Refusal {
     pub place: String,
     /// The fault.
     pub why: String,
+    /// Function that would have to return new memory.
+    pub allocator: Option<String>,
 }
 
 fn at(place: &str) -> String {

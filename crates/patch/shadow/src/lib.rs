@@ -39,3 +39,6 @@ pub use rewrite::{Check, Origin, Request, Rewritten, Stop, rewrite};
 
 /// Source in C of the table, which becomes a unit of the patch: its file name and text.
 pub const RUNTIME: (&str, &str) = ("stillpoint-members.c", include_str!("../runtime/stillpoint-members.c"));
+
+/// Version of the rules; increase it with every change of what a rewriting gives.
+pub const VERSION: u32 = 1;

@@ -10,7 +10,7 @@ use crate::uses::{self, Access, Call, Task, Uses};
 use std::collections::{BTreeSet, HashSet};
 
 /// Place where objects of the type begin.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Origin {
     /// `FILE:LINE`.
     pub place: String,
@@ -101,7 +101,7 @@ fn one<E>(
         }
     }
     let why = "accesses are nested too deeply".to_owned();
-    Err(Stop::Refused(vec![Refusal { kind: Kind::Unseen, member: member.to_string(), place: String::new(), why }]))
+    Err(Stop::Refused(vec![Refusal { kind: Kind::Unseen, member: member.to_string(), place: String::new(), why, allocator: None }]))
 }
 
 fn parsed(text: Vec<u8>, member: &ShadowMember) -> Result<Unit, Refusal> {
@@ -110,6 +110,7 @@ fn parsed(text: Vec<u8>, member: &ShadowMember) -> Result<Unit, Refusal> {
         member: member.to_string(),
         place: String::new(),
         why: "the parser gave up".into(),
+        allocator: None,
     })
 }
 
@@ -175,6 +176,7 @@ impl<'u> Pass<'u> {
             member: member.to_string(),
             place: String::new(),
             why: "the structure was not found again".into(),
+            allocator: None,
         })?;
         let containers = types.containers(&found.key);
         let names = names(unit, &types, member, &found, &containers)?;
@@ -319,7 +321,7 @@ impl<'u> Pass<'u> {
                     };
                     let why = format!("the compiler: {message}");
                     let place = if file == DEFINITION { String::new() } else { format!("{file}:{line}") };
-                    refusals.push(Refusal { kind, member: self.member.to_string(), place, why });
+                    refusals.push(Refusal { kind, member: self.member.to_string(), place, why, allocator: None });
                 }
             }
         }
@@ -350,6 +352,10 @@ impl<'u> Pass<'u> {
                 }
                 Task::Counts => {}
                 Task::Unknown(kind, why) => refusals.push(self.refused(*kind, at, why)),
+                Task::Calls(name) => {
+                    let why = format!("`{name}` gets the size of the structure, and is not known to return new memory of it");
+                    refusals.push(Refusal { allocator: Some(name.clone()), ..self.refused(Kind::Size, at, &why) });
+                }
             }
         }
         for memory in memories.iter().filter_map(|number| self.uses.memories.get(*number)) {
@@ -357,7 +363,11 @@ impl<'u> Pass<'u> {
             match memory.clears {
                 Some(_) if answers.makes.iter().any(|(call, _)| call.node == memory.call) => {}
                 Some(call) => answers.makes.push((call, false)),
-                None => refusals.push(self.refused(Kind::Copy, at, "a function of memory gets a pointer to the structure")),
+                None => {
+                    let refusal = self.refused(memory.kind, at, "a function of memory gets a pointer to the structure");
+                    let is_known = refusals.iter().any(|known| (known.kind, &known.place) == (refusal.kind, &refusal.place));
+                    refusals.extend((!is_known).then_some(refusal));
+                }
             }
         }
         if !self.member.value.is_empty()
@@ -405,10 +415,10 @@ impl<'u> Pass<'u> {
         let own = own_type(self.member);
         let first = match self.member.value.as_str() {
             "" => String::new(),
-            _ => format!(" if ({start}) __stillpoint_member({start}, {id}ul, sizeof(struct {own}), &(struct {own}){{ 0 }});"),
+            _ => format!(" if ({start}) __stillpoint_member((unsigned long){start}, {id}ul, sizeof(struct {own}), &(struct {own}){{ 0 }});"),
         };
         let before = format!("(__extension__ ({{ unsigned long {size} = 0, {size}m = 0; (void){size}m; void *{start} = ");
-        let after = format!(";{first} __stillpoint_member_clear({start}, {product}, {id}ul); {start}; }}))");
+        let after = format!(";{first} __stillpoint_member_clear((unsigned long){start}, {product}, {id}ul); {start}; }}))");
         edits.around((call.node.start_byte(), call.node.end_byte()), before, after);
     }
 }

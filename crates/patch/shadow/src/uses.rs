@@ -29,7 +29,9 @@ pub(crate) enum Task<'t> {
     Makes(Call<'t>),
     /// It divides another size.
     Counts,
-    /// Neither.
+    /// A call of a function that is not known gets it.
+    Calls(String),
+    /// None of these.
     Unknown(Kind, String),
 }
 
@@ -50,6 +52,8 @@ pub(crate) struct Memory<'t> {
     pub(crate) call: Node<'t>,
     /// The call, if it clears the memory.
     pub(crate) clears: Option<Call<'t>>,
+    /// Rule that it breaks otherwise.
+    pub(crate) kind: Kind,
 }
 
 /// Uses in a unit.
@@ -124,9 +128,10 @@ fn memories<'t>(unit: &Unit, call: Node<'t>, found: &mut Vec<Memory<'t>>) {
         return;
     }
     let clears = clearing(unit, call).filter(|_| is_clear);
+    let kind = if RESIZES.contains(&name) { Kind::Resize } else { Kind::Copy };
     let pointers = arguments.iter().take(if is_clear || RESIZES.contains(&name) { 1 } else { 2 });
     let is_pointer = |node: &&Node<'t>| node.kind() != "number_literal" && node.kind() != "string_literal";
-    found.extend(pointers.filter(is_pointer).map(|&pointer| Memory { pointer, call, clears }));
+    found.extend(pointers.filter(is_pointer).map(|&pointer| Memory { pointer, call, clears, kind }));
 }
 
 /// Returns the call of `memset` if it clears memory.
@@ -207,8 +212,7 @@ fn of_call<'t>(
         return (Task::Makes(Call { node: call, size: (size, many) }), is_one);
     }
     if !(ALLOCATES.contains(&name) || allocators.contains(name)) {
-        let why = format!("`{name}` gets the size of the structure, and is not known to return new memory of this size");
-        return refused(Kind::Size, why);
+        return (Task::Calls(name.to_owned()), false);
     }
     match others.iter().find(|other| other.kind() == "number_literal" && unit.slice(**other) != "1") {
         Some(number) => refused(Kind::Size, format!("`{name}` gets a size and the number {}", unit.slice(*number))),

@@ -44,6 +44,7 @@ mod redis_live;
 mod redis_quiescence;
 mod scan;
 mod servers;
+mod shadow_members;
 mod storm;
 mod survival;
 mod systemd;
