@@ -2,8 +2,8 @@
 
 use super::building::{Integration, Workplace, hint, with_builder};
 use super::processes::unusable_file;
-use super::shadow_members::ShadowOptions;
 use super::running::{RunningTarget, SELECTING, Selected};
+use super::shadow_members::ShadowOptions;
 use crate::output::{Failure, Output, Success};
 use anyhow::Context;
 use serde_json::{Value, json};

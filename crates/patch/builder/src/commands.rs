@@ -62,7 +62,7 @@ impl CompileCommand {
         match job {
             Job::Preprocess => kept.push("-E".into()),
             Job::Check => {
-                kept.retain(|argument| argument != "-w");
+                kept.retain(|argument| argument != "-w" && argument != "-Wfatal-errors");
                 let limit = if self.compiler().contains("clang") { "-ferror-limit=0" } else { "-fmax-errors=0" };
                 let checks = ["-fsyntax-only", "-Werror=incompatible-pointer-types", "-Werror=int-conversion", limit];
                 kept.extend(checks.map(OsString::from));

@@ -182,19 +182,20 @@ impl<'a> Compiler<'a> {
         Ok(Ok(bytes))
     }
 
-    /// Runs a command on a text that is preprocessed. Returns its output file, if it made one, and what it printed.
+    /// Runs a command on a text that is preprocessed. Returns its output file, if it made one, and its result.
     pub(crate) fn on_text(
         &self,
         tree: &Path,
         command: &CompileCommand,
         text: &[u8],
         job: Job,
-    ) -> Result<(Option<Vec<u8>>, String), Error> {
+    ) -> Result<(Option<Vec<u8>>, std::process::Output), Error> {
         let number = self.counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let (input, made) = (format!("{number}.i"), format!("{number}.o"));
         self.own.write(&input, text)?;
         let mut argv = command.arguments(job, &self.inside(Path::new(&made)));
-        let is_source = |a: &OsString| a.to_str().is_some_and(|a| resolve(&command.directory, Path::new(a)) == command.file);
+        let is_source =
+            |a: &OsString| a.to_str().is_some_and(|a| resolve(&command.directory, Path::new(a)) == command.file);
         argv.retain(|a| !is_source(a));
         if job == Job::Sections {
             // the text is not what its author would be warned of
@@ -207,7 +208,7 @@ impl<'a> Compiler<'a> {
         if bytes.is_some() {
             self.own.remove(&made)?;
         }
-        Ok((bytes, String::from_utf8_lossy(&result.stderr).into_owned()))
+        Ok((bytes.filter(|_| result.status.success()), result))
     }
 
     /// Returns the preprocessed text of a unit, as the compiler prints it; the inner error is the compiler's.

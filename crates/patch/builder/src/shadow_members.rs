@@ -5,13 +5,14 @@ use crate::build::exports;
 use crate::commands::{CompileCommand, Job};
 use crate::compile::Compiler;
 use crate::preprocess::Text;
+use crate::sandbox::first_error;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
 use stillpoint_host::cache::key;
 use stillpoint_patch_differ::HookNames;
 use stillpoint_patch_format::Patch;
-use stillpoint_patch_shadow::{Kind, Origin, Refusal, Request, ShadowMember, Stop, rewrite};
+use stillpoint_patch_shadow::{Checked, Kind, Origin, Refusal, Request, Rewritten, ShadowMember, Stop, rewrite};
 
 /// Members that become shadow variables, as the author states them.
 #[derive(Debug, Clone, Default)]
@@ -81,26 +82,23 @@ impl<'a> Rewriter<'a> {
             };
         }
         let name = self.name(unit, command, text)?;
-        let (rewritten, origins) = match self.remembered(&name) {
-            Some(known) => known,
-            None => {
-                let made = self.rewrite(tree, command, preprocessed)?;
-                let bytes = serde_json::to_vec(&made)
-                    .map_err(|e| Error::Malformed { what: name.clone(), why: e.to_string() })?;
-                self.compiler.cache.store("text", &(name.clone() + ".members"), &bytes)?;
-                made
-            }
-        };
+        let (of_origins, of_object) = (format!("{name}.members"), format!("{name}.o"));
+        let cache = self.compiler.cache;
+        let stored = cache.load("text", &of_origins).and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if let (Some(origins), Some(object)) = (stored, cache.load("object", &of_object)) {
+            self.remember(origins);
+            return Ok(object);
+        }
+        let Rewritten { text, origins } = self.rewrite(tree, command, preprocessed)?;
         if origins.iter().all(Option::is_none) {
             return whole();
         }
+        let (object, result) = self.compiler.on_text(tree, command, &text, Job::Sections)?;
+        let object = object.ok_or_else(|| failed(first_error(&result)))?;
+        let bytes = serde_json::to_vec(&origins).map_err(|e| Error::Malformed { what: name, why: e.to_string() })?;
+        cache.store("text", &of_origins, &bytes)?;
+        cache.store("object", &of_object, &object)?;
         self.remember(origins);
-        if let Some(object) = self.compiler.cache.load("object", &(name.clone() + ".o")) {
-            return Ok(object);
-        }
-        let (object, printed) = self.compiler.on_text(tree, command, rewritten.as_bytes(), Job::Sections)?;
-        let object = object.ok_or_else(|| failed(printed))?;
-        self.compiler.cache.store("object", &(name + ".o"), &object)?;
         Ok(object)
     }
 
@@ -115,21 +113,15 @@ impl<'a> Rewriter<'a> {
         Ok(key(parts.into_iter().chain([request.as_bytes(), &rules])))
     }
 
-    fn remembered(&self, name: &str) -> Option<(String, Vec<Option<Vec<Origin>>>)> {
-        let stored = self.compiler.cache.load("text", &format!("{name}.members"))?;
-        serde_json::from_slice(&stored).ok()
-    }
-
-    fn rewrite(
-        &self,
-        tree: &Path,
-        command: &CompileCommand,
-        text: Vec<u8>,
-    ) -> Result<(String, Vec<Option<Vec<Origin>>>), Error> {
+    fn rewrite(&self, tree: &Path, command: &CompileCommand, text: Vec<u8>) -> Result<Rewritten, Error> {
         let request = Request { members: &self.request.members, allocators: &self.request.allocators };
-        let mut check = |text: &[u8]| Ok(self.compiler.on_text(tree, command, text, Job::Check)?.1);
+        let mut check = |text: &[u8]| {
+            let (_, result) = self.compiler.on_text(tree, command, text, Job::Check)?;
+            let printed = String::from_utf8_lossy(&result.stderr).into_owned();
+            Ok(Checked { is_clean: result.status.success(), printed })
+        };
         match rewrite(text, request, &mut check) {
-            Ok(rewritten) => Ok((String::from_utf8_lossy(&rewritten.text).into_owned(), rewritten.origins)),
+            Ok(rewritten) => Ok(rewritten),
             Err(Stop::Refused(refusals)) => Err(Error::ShadowMembers(refusals)),
             Err(Stop::Compiler(error)) => Err(error),
         }
@@ -151,7 +143,13 @@ impl<'a> Rewriter<'a> {
     }
 
     fn refused(&self, kind: Kind, member: &ShadowMember, why: String) -> Error {
-        Error::ShadowMembers(vec![Refusal { kind, member: member.to_string(), place: String::new(), why, allocator: None }])
+        Error::ShadowMembers(vec![Refusal {
+            kind,
+            member: member.to_string(),
+            place: String::new(),
+            why,
+            allocator: None,
+        }])
     }
 
     /// Returns what the author must know, after all units were compiled.

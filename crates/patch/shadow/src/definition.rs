@@ -19,7 +19,7 @@ struct Field {
     removed: (usize, usize),
     /// Text that declares the member in another structure.
     declaration: String,
-    pub(crate) is_array: bool,
+    is_array: bool,
 }
 
 /// Unit without the member.
@@ -73,7 +73,7 @@ pub(crate) fn take_out(
     let mut text = unit.text[..start].to_vec();
     text.extend(unit.text[start..end].iter().map(|b| if *b == b'\n' { b'\n' } else { b' ' }));
     text.extend_from_slice(&unit.text[end..item_end]);
-    text.extend_from_slice(accessor(member, &definition.spelling, &field.declaration).as_bytes());
+    text.extend_from_slice(accessor(member, &definition.spelling, &field).as_bytes());
     text.extend_from_slice(unit.marker(item_end).as_bytes());
     text.extend_from_slice(&unit.text[item_end..]);
     Ok(Some(Moved { text, is_array: field.is_array }))
@@ -92,9 +92,13 @@ fn field(unit: &Unit, body: Node<'_>, member: &ShadowMember) -> Result<Option<Fi
         if field.has_error() {
             return Err(refusal(Kind::Unseen, unit, field.start_byte(), member, "its declaration was not understood"));
         }
+        let is_array = own.kind() == "array_declarator";
+        if is_array && own.child_by_field_name("declarator").is_some_and(|inner| inner.kind() == "array_declarator") {
+            return Err(refusal(Kind::Type, unit, field.start_byte(), member, "it is an array of arrays"));
+        }
         let removed = (field.start_byte(), field.end_byte());
         let declaration = String::from_utf8_lossy(&unit.text[removed.0..removed.1]).into_owned();
-        return Ok(Some(Field { removed, declaration, is_array: own.kind() == "array_declarator" }));
+        return Ok(Some(Field { removed, declaration, is_array }));
     }
     Ok(None)
 }
@@ -125,8 +129,10 @@ pub(crate) fn initial(member: &ShadowMember) -> String {
     }
 }
 
-fn accessor(member: &ShadowMember, of: &str, declaration: &str) -> String {
-    let (own, id) = (own_type(member), member.id());
+fn accessor(member: &ShadowMember, of: &str, field: &Field) -> String {
+    let (own, id, declaration, name) = (own_type(member), member.id(), &field.declaration, &member.member);
+    // arrays, also those behind a typedef, cannot be assigned
+    let assigned = if field.is_array { String::new() } else { format!("value->{name} = value->{name};") };
     format!(
         "\n# 1 \"{DEFINITION}\"\n\
          struct {own} {{ {declaration} }};\n\
@@ -135,6 +141,8 @@ fn accessor(member: &ShadowMember, of: &str, declaration: &str) -> String {
          _Static_assert(sizeof(struct {own}) <= 48, \"the member has more than 48 bytes\");\n\
          _Static_assert(_Alignof(struct {own}) <= 16, \"the member is aligned to more than 16 bytes\");\n\
          _Static_assert(_Alignof({of}) >= 8, \"the structure is aligned to less than 8 bytes\");\n\
+         static __inline__ __attribute__((__unused__)) void {own}_is_value(struct {own} *value)\
+         {{ (void)value; {assigned} }}\n\
          static __inline__ __attribute__((__always_inline__, __unused__)) struct {own} *\
          {own}_of(const volatile {of} *object, struct {own} *value)\n\
          {{ return (struct {own} *)__stillpoint_member((unsigned long)object, {id}ul, sizeof(struct {own}), value); }}\n"

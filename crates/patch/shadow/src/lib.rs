@@ -35,7 +35,7 @@ mod uses;
 
 pub use error::{Kind, Refusal};
 pub use member::ShadowMember;
-pub use rewrite::{Check, Origin, Request, Rewritten, Stop, rewrite};
+pub use rewrite::{Check, Checked, Origin, Request, Rewritten, Stop, rewrite};
 
 /// Source in C of the table, which becomes a unit of the patch: its file name and text.
 pub const RUNTIME: (&str, &str) = ("stillpoint-members.c", include_str!("../runtime/stillpoint-members.c"));

@@ -3,11 +3,22 @@
 
 /// Words of extensions that say nothing about types.
 const BLANK: [&str; 12] = [
-    "__extension__", "__inline", "__inline__", "__restrict", "__restrict__", "__volatile__", "__volatile", "__const",
-    "__const__", "_Noreturn", "__signed", "__signed__",
+    "__extension__",
+    "__inline",
+    "__inline__",
+    "__restrict",
+    "__restrict__",
+    "__volatile__",
+    "__volatile",
+    "__const",
+    "__const__",
+    "_Noreturn",
+    "__signed",
+    "__signed__",
 ];
 /// Words whose argument in parentheses goes too.
-const BLANK_CALLS: [&str; 7] = ["__attribute__", "__attribute", "__asm__", "__asm", "asm", "_Alignas", "_Static_assert"];
+const BLANK_CALLS: [&str; 7] =
+    ["__attribute__", "__attribute", "__asm__", "__asm", "asm", "_Alignas", "_Static_assert"];
 /// Words with an argument, that stand for a type.
 const TYPES_OF: [&str; 3] = ["__typeof__", "__typeof", "typeof"];
 /// Functions of compilers with types as arguments.

@@ -44,7 +44,9 @@ impl<'u> Search<'u, '_> {
                 "parameter_declaration" if self.is_ours(node) => self.parameter(node, &mut objects),
                 "compound_literal_expression" => {
                     let ty = node.child_by_field_name("type").filter(|ty| self.is_ours(*ty));
-                    if ty.is_some_and(|ty| ty.child_by_field_name("declarator").is_none_or(|d| d.kind().contains("array"))) {
+                    if ty.is_some_and(|ty| {
+                        ty.child_by_field_name("declarator").is_none_or(|d| d.kind().contains("array"))
+                    }) {
                         self.refuse(&mut objects, Kind::Stack, node, "an unnamed local object");
                     }
                 }
@@ -93,7 +95,8 @@ impl<'u> Search<'u, '_> {
                 let why = format!("the local object `{}`", self.unit.slice(name));
                 self.refuse(objects, Kind::Stack, node, &why);
             } else {
-                if let Some(value) = declarator.child_by_field_name("value").filter(|value| !is_safe(self.unit, *value)) {
+                if let Some(value) = declarator.child_by_field_name("value").filter(|value| !is_safe(self.unit, *value))
+                {
                     self.refuse(objects, Kind::Initialiser, value, "a list of values initialises the structure");
                 }
                 if !storage.contains(&"extern") {

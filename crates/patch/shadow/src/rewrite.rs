@@ -45,8 +45,17 @@ pub enum Stop<E> {
     Compiler(E),
 }
 
-/// Call of the compiler: checks a preprocessed text, and returns what the compiler prints.
-pub type Check<'c, E> = dyn FnMut(&[u8]) -> Result<String, E> + 'c;
+/// Answer of the compiler to a text.
+#[derive(Debug)]
+pub struct Checked {
+    /// True if it found no error.
+    pub is_clean: bool,
+    /// Everything that it printed.
+    pub printed: String,
+}
+
+/// Call of the compiler: checks a preprocessed text, without a limit of errors.
+pub type Check<'c, E> = dyn FnMut(&[u8]) -> Result<Checked, E> + 'c;
 
 /// Limit of passes: nested accesses are found one in the other.
 const PASSES_MAX: usize = 8;
@@ -82,8 +91,8 @@ fn one<E>(
         if question == Question::Accesses && pass.uses.accesses.is_empty() {
             question = Question::Objects;
         }
-        let printed = check(&pass.question(question)).map_err(Stop::Compiler)?;
-        let answers = pass.answers(&printed, question).map_err(Stop::Refused)?;
+        let checked = check(&pass.question(question)).map_err(Stop::Compiler)?;
+        let answers = pass.answers(&checked, question).map_err(Stop::Refused)?;
         current = pass.edited(&answers);
         match (question, answers.accesses.is_empty()) {
             (Question::Objects, true) => {
@@ -101,7 +110,13 @@ fn one<E>(
         }
     }
     let why = "accesses are nested too deeply".to_owned();
-    Err(Stop::Refused(vec![Refusal { kind: Kind::Unseen, member: member.to_string(), place: String::new(), why, allocator: None }]))
+    Err(Stop::Refused(vec![Refusal {
+        kind: Kind::Unseen,
+        member: member.to_string(),
+        place: String::new(),
+        why,
+        allocator: None,
+    }]))
 }
 
 fn parsed(text: Vec<u8>, member: &ShadowMember) -> Result<Unit, Refusal> {
@@ -212,7 +227,8 @@ impl<'u> Pass<'u> {
             edits.replace((self.body + 1, self.body + 1), " const char __stillpoint_mark; ".into());
         }
         for mark in &marks {
-            let inside = |other: &&Mark| (other.start, mark.end) <= (mark.start, other.end) && !std::ptr::eq(*other, mark);
+            let inside =
+                |other: &&Mark| (other.start, mark.end) <= (mark.start, other.end) && !std::ptr::eq(*other, mark);
             let around = marks.iter().filter(inside).filter(|other| other.start <= mark.start && other.end >= mark.end);
             let label = around.min_by_key(|other| other.end - other.start).map(|other| other.label.clone());
             let label = label.unwrap_or_else(|| self.unit.marker(mark.end));
@@ -228,7 +244,7 @@ impl<'u> Pass<'u> {
     fn mark_memory(&self, mark: &mut dyn FnMut((usize, usize), &str, usize, &str, String)) {
         for (number, size) in self.uses.sizes.iter().enumerate() {
             let range = (size.node.start_byte(), size.node.end_byte());
-            let operand = format!("__typeof__({})", self.operand(size.operand));
+            let operand = format!("__typeof__({})", size.operand);
             let (any, own) = (self.is_ours(&operand, range.0, self.names.len()), self.is_ours(&operand, range.0, 1));
             let own = format!("\n# 1 \"stillpoint/own/{number}\"\n + 0 * sizeof(char[1 - 2 * ({own})]))");
             mark(range, "size", number, "(", format!(" + 0 * sizeof(char[1 - 2 * ({any})]){own}"));
@@ -244,14 +260,6 @@ impl<'u> Pass<'u> {
             let ours = self.is_ours(&format!("__typeof__({})", self.unit.slice(derived.name)), end, self.names.len());
             mark((end, end), "derived", number, &format!("_Static_assert(!({ours}), \"\");"), String::new());
         }
-    }
-
-    /// Returns the operand of `sizeof` without its parentheses: a type in parentheses is no expression.
-    fn operand(&self, mut node: tree_sitter::Node<'_>) -> String {
-        while let Some(inner) = node.named_child(0).filter(|_| node.kind() == "parenthesized_expression") {
-            node = inner;
-        }
-        String::from_utf8_lossy(&self.unit.text[node.byte_range()]).into_owned()
     }
 
     /// Returns true if an access that the compiler found contains another possible one.
@@ -282,15 +290,15 @@ impl<'u> Pass<'u> {
         refusal(kind, self.unit, at, self.member, why)
     }
 
-    fn answers(&self, printed: &str, question: Question) -> Result<Answers<'u>, Vec<Refusal>> {
+    fn answers(&self, checked: &Checked, question: Question) -> Result<Answers<'u>, Vec<Refusal>> {
         let mut refusals = match question {
             Question::Objects => self.objects.refusals.clone(),
             Question::Accesses => Vec::new(),
         };
         let mut answers = Answers::default();
         let (mut sizes, mut own, mut memories) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for (place, message) in printed.lines().filter_map(error_line) {
-            let (file, line) = place;
+        refusals.extend(self.unanswered(checked));
+        for ((file, line), message) in checked.printed.lines().filter_map(error_line) {
             let question = file.strip_prefix("stillpoint/").and_then(|rest| rest.split_once('/'));
             let number = question.and_then(|(_, number)| number.parse::<usize>().ok());
             match (question.map_or("", |(kind, _)| kind), number) {
@@ -332,6 +340,17 @@ impl<'u> Pass<'u> {
         if refusals.is_empty() { Ok(answers) } else { Err(refusals) }
     }
 
+    /// Refuses if the compiler did not look at the whole text: what it did not say is no answer then.
+    fn unanswered(&self, checked: &Checked) -> Option<Refusal> {
+        let is_error = |line: &&str| line.contains(" error: ") && error_line(line).is_none();
+        let stops = |line: &&str| is_error(line) || line.contains("compilation terminated");
+        let lines = &checked.printed;
+        let silent = !checked.is_clean && !lines.lines().any(|line| error_line(line).is_some());
+        let line =
+            lines.lines().find(stops).or_else(|| silent.then(|| lines.lines().next().unwrap_or("no message")))?;
+        Some(self.refused(Kind::Unseen, self.body, &format!("the compiler stopped: {line}")))
+    }
+
     /// Sorts the uses of sizes and memory that concern the structure.
     fn memory(
         &self,
@@ -353,7 +372,8 @@ impl<'u> Pass<'u> {
                 Task::Counts => {}
                 Task::Unknown(kind, why) => refusals.push(self.refused(*kind, at, why)),
                 Task::Calls(name) => {
-                    let why = format!("`{name}` gets the size of the structure, and is not known to return new memory of it");
+                    let why =
+                        format!("`{name}` gets the size of the structure, and is not known to return new memory of it");
                     refusals.push(Refusal { allocator: Some(name.clone()), ..self.refused(Kind::Size, at, &why) });
                 }
             }
@@ -365,7 +385,8 @@ impl<'u> Pass<'u> {
                 Some(call) => answers.makes.push((call, false)),
                 None => {
                     let refusal = self.refused(memory.kind, at, "a function of memory gets a pointer to the structure");
-                    let is_known = refusals.iter().any(|known| (known.kind, &known.place) == (refusal.kind, &refusal.place));
+                    let is_known =
+                        refusals.iter().any(|known| (known.kind, &known.place) == (refusal.kind, &refusal.place));
                     refusals.extend((!is_known).then_some(refusal));
                 }
             }
@@ -415,10 +436,14 @@ impl<'u> Pass<'u> {
         let own = own_type(self.member);
         let first = match self.member.value.as_str() {
             "" => String::new(),
-            _ => format!(" if ({start}) __stillpoint_member((unsigned long){start}, {id}ul, sizeof(struct {own}), &(struct {own}){{ 0 }});"),
+            _ => format!(
+                " if ({start}) __stillpoint_member((unsigned long){start}, {id}ul, sizeof(struct {own}), &(struct {own}){{ 0 }});"
+            ),
         };
-        let before = format!("(__extension__ ({{ unsigned long {size} = 0, {size}m = 0; (void){size}m; void *{start} = ");
-        let after = format!(";{first} __stillpoint_member_clear((unsigned long){start}, {product}, {id}ul); {start}; }}))");
+        let before =
+            format!("(__extension__ ({{ unsigned long {size} = 0, {size}m = 0; (void){size}m; void *{start} = ");
+        let after =
+            format!(";{first} __stillpoint_member_clear((unsigned long){start}, {product}, {id}ul); {start}; }}))");
         edits.around((call.node.start_byte(), call.node.end_byte()), before, after);
     }
 }

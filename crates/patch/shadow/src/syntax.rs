@@ -188,7 +188,8 @@ impl<'t> Types<'t> {
     pub(crate) fn containers(&self, of: &Key) -> HashSet<Key> {
         let mut found = HashSet::from([of.clone()]);
         loop {
-            let more = self.records.iter().filter(|r| !found.contains(&r.key) && r.holds.iter().any(|k| found.contains(k)));
+            let more =
+                self.records.iter().filter(|r| !found.contains(&r.key) && r.holds.iter().any(|k| found.contains(k)));
             let more: Vec<Key> = more.map(|record| record.key.clone()).collect();
             if more.is_empty() {
                 return found;

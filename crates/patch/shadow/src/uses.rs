@@ -35,11 +35,11 @@ pub(crate) enum Task<'t> {
     Unknown(Kind, String),
 }
 
-/// Expression `sizeof`.
+/// Expression `sizeof`, or `offsetof`, with which memory of structures with an open end is allocated.
 pub(crate) struct Size<'t> {
     pub(crate) node: Node<'t>,
-    /// Text of the operand, in parentheses or not.
-    pub(crate) operand: Node<'t>,
+    /// Type or expression whose size it is.
+    pub(crate) operand: String,
     pub(crate) task: Task<'t>,
     /// True if the size is exactly that of one object.
     pub(crate) is_one: bool,
@@ -69,8 +69,17 @@ pub(crate) struct Uses<'t> {
 }
 
 /// Functions of C's library that copy or compare memory.
-const COPIES: [&str; 9] =
-    ["memcpy", "memmove", "mempcpy", "bcopy", "memccpy", "__builtin_memcpy", "__builtin_memmove", "bzero", "explicit_bzero"];
+const COPIES: [&str; 9] = [
+    "memcpy",
+    "memmove",
+    "mempcpy",
+    "bcopy",
+    "memccpy",
+    "__builtin_memcpy",
+    "__builtin_memmove",
+    "bzero",
+    "explicit_bzero",
+];
 const CLEARS: [&str; 2] = ["memset", "__builtin_memset"];
 const RESIZES: [&str; 2] = ["realloc", "reallocarray"];
 /// Functions that return new memory of one size, or of a number of objects and their size.
@@ -89,9 +98,16 @@ pub(crate) fn find<'t>(unit: &'t Unit, member: &ShadowMember, allocators: &BTree
             }
             "sizeof_expression" => {
                 let operand = node.child_by_field_name("value").or_else(|| node.child_by_field_name("type"));
-                if let Some(operand) = operand {
+                if let Some(operand) = operand.map(|operand| bare(unit, operand)) {
                     let (task, is_one) = task(unit, allocators, node);
                     uses.sizes.push(Size { node, operand, task, is_one });
+                }
+            }
+            "call_expression" if callee(unit, node) == "__builtin_offsetof" => {
+                let (task, _) = task(unit, allocators, node);
+                let is_memory = !matches!(task, Task::Counts | Task::Unknown(Kind::Size, _));
+                if let Some(operand) = offset_type(unit, node).filter(|_| is_memory) {
+                    uses.sizes.push(Size { node, operand, task, is_one: false });
                 }
             }
             "call_expression" if callee(unit, node) == replaced => uses.replaced.push(node),
@@ -106,6 +122,22 @@ fn access<'t>(unit: &Unit, member: &ShadowMember, node: Node<'t>) -> Option<Acce
     let field = node.child_by_field_name("field")?;
     let (object, operator) = (node.child_by_field_name("argument")?, node.child_by_field_name("operator")?);
     (unit.slice(field) == member.member && !node.has_error()).then_some(Access { node, object, operator })
+}
+
+/// Returns the text of an operand without its parentheses: a type in parentheses is no expression.
+fn bare(unit: &Unit, mut node: Node<'_>) -> String {
+    while let Some(inner) = node.named_child(0).filter(|_| node.kind() == "parenthesized_expression") {
+        node = inner;
+    }
+    String::from_utf8_lossy(&unit.text[node.byte_range()]).into_owned()
+}
+
+/// Returns the type of `offsetof`.
+fn offset_type(unit: &Unit, call: Node<'_>) -> Option<String> {
+    let list = call.child_by_field_name("arguments")?;
+    let text = String::from_utf8_lossy(&unit.text[list.byte_range()]).into_owned();
+    let (ty, _) = text.strip_prefix('(')?.split_once(',')?;
+    Some(ty.trim().to_owned())
 }
 
 /// Returns the name of the function that a call calls, or of the variable that holds it.
@@ -236,7 +268,8 @@ pub(crate) fn check(unit: &Unit, member: &ShadowMember, access: &Access<'_>, is_
     let parent = at.parent();
     let is_addressed = parent.is_some_and(|p| p.kind() == "pointer_expression" && operator(unit, p) == "&");
     if is_addressed {
-        let call = parent.and_then(|address| address.parent()?.parent()).filter(|call| call.kind() == "call_expression");
+        let call =
+            parent.and_then(|address| address.parent()?.parent()).filter(|call| call.kind() == "call_expression");
         let name = call.map_or("", |call| callee(unit, call));
         // operations of the compiler, which use the address at once
         return match name.starts_with("__atomic_") || name.starts_with("__sync_") {

@@ -1,8 +1,8 @@
 //! A structure that gains a member, in a program whose threads make and end objects of it all the time.
 
+use std::time::Duration;
 use stillpoint_patch_tests::cli::Run;
 use stillpoint_patch_tests::victim::{Phase, Program, apply, revert};
-use std::time::Duration;
 
 const ALL_AT_ONCE: [&str; 2] = ["--quiescence", "stop"];
 

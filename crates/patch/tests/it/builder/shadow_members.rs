@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
-use stillpoint_patch_shadow::{RUNTIME, Refusal, Request, Rewritten, ShadowMember, Stop, rewrite};
+use stillpoint_patch_shadow::{Checked, RUNTIME, Refusal, Request, Rewritten, ShadowMember, Stop, rewrite};
 
 /// Uses of a member in all forms; another structure has one of the same name.
 const PROGRAM: &str = r#"
@@ -62,7 +62,9 @@ fn rewritten(directory: &Path, text: &str, member: &str, allocators: &[&str]) ->
     let flags = ["-fsyntax-only", "-Werror=incompatible-pointer-types", "-Werror=int-conversion", "question.i"];
     let mut check = |text: &[u8]| {
         fs::write(directory.join("question.i"), text)?;
-        Ok::<_, std::io::Error>(String::from_utf8_lossy(&run("cc", &flags, directory).stderr).into_owned())
+        let answer = run("cc", &flags, directory);
+        let printed = String::from_utf8_lossy(&answer.stderr).into_owned();
+        Ok::<_, std::io::Error>(Checked { is_clean: answer.status.success(), printed })
     };
     match rewrite(preprocessed.stdout, Request { members: &members, allocators: &allocators }, &mut check) {
         Ok(rewritten) => Ok(rewritten),
@@ -108,6 +110,10 @@ fn uses_that_a_table_cannot_follow_are_refused() {
         ("void *more(connection_t *c) { return realloc(c, 2 * sizeof(connection_t)); }", "shadow-resize"),
         ("void *get(size_t n); void *more(void) { return get(sizeof(connection_t)); }", "shadow-size"),
         ("size_t more(void) { return sizeof(struct holder); }", "shadow-size"),
+        (
+            "void *get(size_t n); void *more(void) { return get(__builtin_offsetof(connection_t, next) + 40); }",
+            "shadow-size",
+        ),
         ("union more { int a; connection_t c; };", "shadow-union"),
         ("connection_t more = { 1, 0, 2 };", "shadow-initialiser"),
         ("connection_t more = { .extra = 1 };", "shadow-initialiser"),
@@ -121,13 +127,25 @@ fn uses_that_a_table_cannot_follow_are_refused() {
         assert!(refusals.iter().all(|refusal| refusal.code() == code), "{more}: {refusals:?}");
         assert!(refusals[0].place.starts_with("program.c:"), "{more}: {refusals:?}");
     }
-    let addressed = PROGRAM.replace("unsigned extra : 5", "int extra").replace("/*MORE*/", "int *more(connection_t *c) { return &c->extra; }");
-    assert_eq!(rewritten(directory.path(), &addressed, "connection.extra", &[]).unwrap_err()[0].code(), "shadow-address");
+    let addressed = PROGRAM
+        .replace("unsigned extra : 5", "int extra")
+        .replace("/*MORE*/", "int *more(connection_t *c) { return &c->extra; }");
+    assert_eq!(
+        rewritten(directory.path(), &addressed, "connection.extra", &[]).unwrap_err()[0].code(),
+        "shadow-address"
+    );
     let array = PROGRAM.replace("unsigned extra : 5", "unsigned extra : 5; char name[8]");
     let element = array.replace("/*MORE*/", "char more(connection_t *c) { return c->name[1]++; }");
     rewritten(directory.path(), &element, "connection.name", &[]).unwrap();
     let whole = array.replace("/*MORE*/", "char *more(connection_t *c) { return c->name; }");
     assert_eq!(rewritten(directory.path(), &whole, "connection.name", &[]).unwrap_err()[0].code(), "shadow-address");
+    for hidden in [
+        "typedef char name_t[8];\nstruct connection { long id; name_t name;",
+        "struct connection { long id; char name[2][4];",
+    ] {
+        let text = PROGRAM.replace("struct connection { long id;", hidden);
+        assert_eq!(rewritten(directory.path(), &text, "connection.name", &[]).unwrap_err()[0].code(), "shadow-type");
+    }
     let value = rewritten(directory.path(), PROGRAM, "connection.extra=3", &[]).unwrap_err();
     assert_eq!(value[0].code(), "shadow-value");
 }
