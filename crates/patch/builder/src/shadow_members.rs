@@ -6,6 +6,7 @@ use crate::commands::{CompileCommand, Job};
 use crate::compile::Compiler;
 use crate::preprocess::Text;
 use crate::sandbox::first_error;
+use crate::verdict::Bounded;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
@@ -109,7 +110,8 @@ impl<'a> Rewriter<'a> {
         let source = project.source.as_os_str().as_encoded_bytes();
         let (version, request) = (self.compiler.version(command)?, format!("{:?}", self.request));
         let (identity, rules) = (command.identity(), stillpoint_patch_shadow::VERSION.to_le_bytes());
-        let parts = [b"members", root, source, unit.as_bytes(), version.as_bytes(), &identity, text.full.as_bytes()];
+        let parts =
+            [&b"members"[..], root, source, unit.as_bytes(), version.as_bytes(), &identity, text.full.as_bytes()];
         Ok(key(parts.into_iter().chain([request.as_bytes(), &rules])))
     }
 
@@ -174,7 +176,7 @@ impl<'a> Rewriter<'a> {
             warnings.push(format!(
                 "shadow member {member}: {value} in every object that exists; objects begin at {}; objects that other \
                  programs, plug-ins or libraries make are not seen",
-                places.join(", ")
+                Bounded(&places)
             ));
         }
         Ok(warnings)

@@ -11,7 +11,10 @@
  */
 #include <stdint.h>
 
+/* A power of two; tests make it small. */
+#ifndef SLOTS
 #define SLOTS (UINT64_C(1) << 20)
+#endif
 #define ENTRIES_MAX (SLOTS / 4 * 3)
 #define ENTRY_BYTES 64
 /* Limit of bytes of one member; the type of each member is checked against it when it is compiled. */

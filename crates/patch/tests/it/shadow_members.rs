@@ -1,8 +1,8 @@
 //! A structure that gains a member, in a program whose threads make and end objects of it all the time.
 
-use std::time::Duration;
 use stillpoint_patch_tests::cli::Run;
-use stillpoint_patch_tests::victim::{Phase, Program, apply, revert};
+use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, revert};
+use stillpoint_patch_tests::wait;
 
 const ALL_AT_ONCE: [&str; 2] = ["--quiescence", "stop"];
 
@@ -30,8 +30,9 @@ fn an_added_member_lives_beside_the_objects() {
         victim.announce(Phase::Over(1, 2));
         apply(&patch, victim.pid()).args(ALL_AT_ONCE).succeed();
         victim.assert_settled(2);
-        // the threads make some thousand objects
-        std::thread::sleep(Duration::from_millis(200));
+        let calls = |victim: &Victim| victim.slots().iter().map(|slot| slot.calls).sum::<u64>();
+        let begin = calls(&victim);
+        wait::until("the threads to make some thousand objects", || (calls(&victim) > begin + 20_000).then_some(()));
         victim.assert_settled(2);
         victim.announce(Phase::Over(2, 1));
         revert(victim.pid()).args(ALL_AT_ONCE).succeed();

@@ -163,3 +163,79 @@ fn an_author_names_allocators() {
     let declared = text.replace("size_t n);\nvoid *more", "size_t n) __attribute__((alloc_size(2)));\nvoid *more");
     rewritten(directory.path(), &declared, "connection.extra", &[]).unwrap();
 }
+
+/// Threads and a signal handler that count in the members of the same objects, and a table that is full.
+const TABLE: &str = r#"
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/time.h>
+void *__stillpoint_member(unsigned long object, unsigned long id, unsigned long len, void *value);
+void __stillpoint_member_clear(unsigned long start, unsigned long len, unsigned long id);
+int __stillpoint_members_begin(void);
+extern unsigned long __stillpoint_members_lost;
+static long objects[20000];
+static int *member(long *object) { int value = 7; return __stillpoint_member((unsigned long)object, 5, 4, &value); }
+static unsigned signals;
+static void handler(int signal)
+{
+    int saved = errno;
+    (void)signal;
+    __atomic_add_fetch(member(&objects[__atomic_fetch_add(&signals, 1, 5) % COUNT]), 0, 5);
+    errno = saved;
+}
+static void *count(void *arg)
+{
+    for (int round = 0; round < 20; round++)
+        for (int i = 0; i < COUNT; i++)
+            __atomic_add_fetch(member(&objects[i]), 1, 5);
+    return arg;
+}
+int main(void)
+{
+    pthread_t threads[4];
+    int wrong = 0;
+    signal(SIGALRM, handler);
+    setitimer(ITIMER_REAL, &(struct itimerval){ { 0, 500 }, { 0, 500 } }, NULL);
+    for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, count, NULL);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < COUNT; i++) wrong += *member(&objects[i]) != 87;
+    /* a range, from the middle of an object on */
+    __stillpoint_member_clear((unsigned long)&objects[4] + 3, 8 * 10, 5);
+    __stillpoint_member_clear((unsigned long)objects, sizeof objects, 6);
+    for (int i = 0; i < COUNT; i++) wrong += *member(&objects[i]) != (i > 4 && i < 15 ? 0 : 87);
+    __stillpoint_member_clear((unsigned long)objects, sizeof objects, 5);
+    for (int i = 0; i < COUNT; i++) wrong += *member(&objects[i]) != 0;
+    if (__stillpoint_members_begin()) wrong++;
+    for (int i = 0; i < COUNT; i++) wrong += *member(&objects[i]) != 7;
+    printf("%d wrong, lost %d\n", wrong, __stillpoint_members_lost > 0);
+    memset(objects, 0, sizeof objects);
+    for (int i = 0; i < 20000; i++)
+        if (i >= COUNT) {
+            int value = 3, *got = __stillpoint_member((unsigned long)&objects[i], 5, 4, &value);
+            if (*got != 3) puts("not the initial value");
+            *got = 4;
+        }
+    printf("full %d\n", __stillpoint_members_lost > 0);
+    return 0;
+}
+"#;
+
+#[test]
+fn the_table_serves_threads_and_signals_and_may_be_full() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fs::write(at.join("program.c"), TABLE).unwrap();
+    fs::write(at.join(RUNTIME.0), RUNTIME.1).unwrap();
+    for (flags, full) in [(["-DCOUNT=20", "-fsanitize=thread"], "full 0"), (["-DCOUNT=20", "-DSLOTS=64ul"], "full 1")] {
+        let words = ["-O1", "-g", "-Wall", "-Wextra", "-pthread", "program.c", RUNTIME.0, "-o", "program"];
+        let made = run("cc", &[&flags[..], &words[..]].concat(), at);
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let result = run(at.join("program").to_str().unwrap(), &[], at);
+        let shown = String::from_utf8_lossy(&result.stdout);
+        assert_eq!(shown.lines().collect::<Vec<_>>(), ["0 wrong, lost 0", full], "{result:?}");
+        assert!(result.status.success(), "{result:?}");
+    }
+}
