@@ -26,8 +26,8 @@ pub struct ShadowMembers {
 
 /// Function of the table that finds a member.
 const LOOK_UP: &str = "__stillpoint_member";
-/// Hook of the table that forgets an earlier time of the patch.
-const BEGIN: &str = "__stillpoint_members_begin";
+/// Hook of the table that empties it.
+const FORGET: &str = "__stillpoint_members_forget";
 
 impl ShadowMembers {
     pub(crate) fn is_empty(&self) -> bool {
@@ -42,7 +42,9 @@ impl ShadowMembers {
     pub(crate) fn hooks(&self, stated: &HookNames, earlier: &[Patch]) -> HookNames {
         let mut hooks = stated.clone();
         if self.needs_table(earlier) {
-            hooks.pre_apply.insert(0, BEGIN.into());
+            // old code has made and ended objects since an earlier time of the patch
+            hooks.pre_apply.insert(0, FORGET.into());
+            hooks.post_revert.push(FORGET.into());
         }
         hooks
     }
@@ -175,7 +177,7 @@ impl<'a> Rewriter<'a> {
             let value = if member.value.is_empty() { "0" } else { &member.value };
             warnings.push(format!(
                 "shadow member {member}: {value} in every object that exists; objects begin at {}; objects that other \
-                 programs, plug-ins or libraries make are not seen",
+                 programs, plug-ins or libraries make are not seen; apply it with --quiescence stop or global",
                 Bounded(&places)
             ));
         }

@@ -45,7 +45,7 @@ unsigned long __stillpoint_members_lost;
 
 void *__stillpoint_member(unsigned long object, unsigned long id, unsigned long len, void *value);
 void __stillpoint_member_clear(unsigned long start, unsigned long len, unsigned long id);
-int __stillpoint_members_begin(void);
+int __stillpoint_members_forget(void);
 
 static long map(uint64_t len)
 {
@@ -201,9 +201,8 @@ void __stillpoint_member_clear(unsigned long start, unsigned long len, unsigned 
             copy(in->entries[i].bytes, zero, MEMBER_MAX);
 }
 
-/* Hook before the patch is applied: forgets what an earlier time of the same patch has left, as old code has made and
- * freed objects since. */
-int __stillpoint_members_begin(void)
+/* Hook for moments at which no new code runs: forgets all members, and gives their memory back. */
+int __stillpoint_members_forget(void)
 {
     struct table *in = __atomic_load_n(&the_table, __ATOMIC_ACQUIRE);
 

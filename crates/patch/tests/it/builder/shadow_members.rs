@@ -174,7 +174,7 @@ const TABLE: &str = r#"
 #include <sys/time.h>
 void *__stillpoint_member(unsigned long object, unsigned long id, unsigned long len, void *value);
 void __stillpoint_member_clear(unsigned long start, unsigned long len, unsigned long id);
-int __stillpoint_members_begin(void);
+int __stillpoint_members_forget(void);
 extern unsigned long __stillpoint_members_lost;
 static long objects[20000];
 static int *member(long *object) { int value = 7; return __stillpoint_member((unsigned long)object, 5, 4, &value); }
@@ -208,7 +208,7 @@ int main(void)
     for (int i = 0; i < COUNT; i++) wrong += *member(&objects[i]) != (i > 4 && i < 15 ? 0 : 87);
     __stillpoint_member_clear((unsigned long)objects, sizeof objects, 5);
     for (int i = 0; i < COUNT; i++) wrong += *member(&objects[i]) != 0;
-    if (__stillpoint_members_begin()) wrong++;
+    if (__stillpoint_members_forget()) wrong++;
     for (int i = 0; i < COUNT; i++) wrong += *member(&objects[i]) != 7;
     printf("%d wrong, lost %d\n", wrong, __stillpoint_members_lost > 0);
     memset(objects, 0, sizeof objects);
