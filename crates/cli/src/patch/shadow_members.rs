@@ -16,7 +16,8 @@ pub(super) struct ShadowOptions {
 
 impl ShadowOptions {
     pub(super) fn statement(&self) -> anyhow::Result<ShadowMembers> {
-        let members = self.shadow_member.iter().map(|text| ShadowMember::parse(text)).collect::<Result<_, _>>();
+        let members =
+            self.shadow_member.iter().map(|text| ShadowMember::parse(text)).collect::<Result<Vec<_>, String>>();
         let members = members.map_err(|why| anyhow::anyhow!("--shadow-member {why}"))?;
         Ok(ShadowMembers { members, allocators: self.shadow_allocator.clone() })
     }

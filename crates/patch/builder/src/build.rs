@@ -531,7 +531,7 @@ impl Builder<'_> {
         statement: &Statement,
     ) -> Result<Vec<Unit>, Error> {
         let mut sources = statement.extra_units.clone();
-        let known = |function| statement.earlier.iter().any(|p| exports(p).any(|name| name == function));
+        let known = |function: &str| statement.earlier.iter().any(|p| exports(p).any(|name| name == function));
         if statement.shadow_variables && !known("sp_shadow_get") {
             sources.push(compiler.shadow_source());
         }

@@ -122,7 +122,7 @@ impl<'a> Rewriter<'a> {
         let mut check = |text: &[u8]| {
             let (_, result) = self.compiler.on_text(tree, command, text, Job::Check)?;
             let printed = String::from_utf8_lossy(&result.stderr).into_owned();
-            Ok(Checked { is_clean: result.status.success(), printed })
+            Ok::<_, Error>(Checked { is_clean: result.status.success(), printed })
         };
         match rewrite(text, request, &mut check) {
             Ok(rewritten) => Ok(rewritten),
