@@ -27,9 +27,15 @@ impl ShadowOptions {
 pub(super) fn options(refusals: &[Refusal]) -> Option<String> {
     let mut members = Vec::new();
     for refusal in refusals {
-        let Refusal::TypeLayoutChanged { type_name, added: Some(added), .. } = refusal else { return None };
-        let name = type_name.strip_prefix("struct ").unwrap_or(type_name);
-        members.extend(added.iter().map(|member| format!("{name}.{member}")));
+        match refusal {
+            Refusal::TypeLayoutChanged { type_name, added: Some(added), .. } => {
+                let name = type_name.strip_prefix("struct ").unwrap_or(type_name);
+                members.extend(added.iter().map(|member| format!("{name}.{member}")));
+            }
+            // a variable of such a type has another size, too
+            Refusal::VariableChanged { .. } => {}
+            _ => return None,
+        }
     }
     members.sort();
     members.dedup();
