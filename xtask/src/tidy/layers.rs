@@ -44,6 +44,7 @@ const PACKAGES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-insn", Layer::Pure, Pillar::Patch),
     ("stillpoint-patch-unwind", Layer::Pure, Pillar::Patch),
     ("stillpoint-patch-differ", Layer::Pure, Pillar::Patch),
+    ("stillpoint-patch-shadow", Layer::Pure, Pillar::Patch),
     ("stillpoint-migrate-wire", Layer::Pure, Pillar::Migrate),
     ("stillpoint-migrate-replay", Layer::Pure, Pillar::Migrate),
     ("stillpoint-migrate-capture", Layer::Pure, Pillar::Migrate),

@@ -3,6 +3,7 @@
 use super::building::{Integration, Workplace, hint, with_builder};
 use super::processes::unusable_file;
 use super::running::{RunningTarget, SELECTING, Selected};
+use super::shadow_members::ShadowOptions;
 use crate::output::{Failure, Output, Success};
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -102,6 +103,8 @@ pub(crate) struct Args {
     /// them since its start; copies that it made of their values do not change. The patch has the scope `process`.
     #[arg(long, conflicts_with = "may_stay")]
     write_data: bool,
+    #[command(flatten)]
+    shadow_members: ShadowOptions,
     /// Changed functions that a thread may never leave: such a thread keeps the old version while all others migrate.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     may_stay: Vec<String>,
@@ -270,6 +273,10 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
     anyhow::ensure!(!(by_generations && args.write_data), "--write-data needs --view trampoline");
     let narrower = matches!(args.scope, Some(ScopeName::ThreadLocal | ScopeName::ThreadGroup));
     anyhow::ensure!(!(narrower && args.write_data), "--write-data needs the scope process");
+    let shadow_members = args.shadow_members.statement()?;
+    let moves_members = !shadow_members.members.is_empty();
+    anyhow::ensure!(!(narrower && moves_members), "--shadow-member needs the scope process");
+    anyhow::ensure!(!(by_generations && moves_members), "--shadow-member needs --view trampoline");
     let hooks = HookNames {
         pre_apply: args.pre_apply.clone(),
         post_apply: args.post_apply.clone(),
@@ -294,6 +301,7 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
         earlier,
         extra_units: args.extra_unit.clone(),
         shadow_variables: args.shadow_variables,
+        shadow_members,
         leave_out: args.leave_out.clone(),
     })
 }
@@ -303,6 +311,7 @@ fn failure(error: Error, shipped: &ShippedAs, output: &Output) -> Failure {
     if error.is_refusal() {
         let reasons: Vec<_> = match &error {
             Error::Refused(refusals) => refusals.iter().map(|r| (r.code(), r.to_string())).collect(),
+            Error::ShadowMembers(refusals) => refusals.iter().map(|r| (r.code(), r.to_string())).collect(),
             other => other.codes().into_iter().map(|code| (code, other.to_string())).collect(),
         };
         let reasons: Vec<_> = reasons.iter().map(|(code, text)| json!({"code": code, "text": text})).collect();

@@ -20,6 +20,7 @@ mod revert;
 mod running;
 mod scan;
 mod scan_text;
+mod shadow_members;
 mod status;
 mod sweep;
 mod target;

@@ -9,6 +9,7 @@ use crate::evidence::{Evidence, Readers};
 use crate::includes::Includes;
 use crate::preprocess::Text;
 use crate::regenerate::{Regenerated, RegeneratedSides};
+use crate::shadow_members::{Rewriter, ShadowMembers};
 use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_unit};
 use crate::verdict::{Bounded, ChangedFile, Verdict};
 use crate::{Builder, Error};
@@ -49,6 +50,8 @@ pub struct Statement {
     pub extra_units: Vec<PathBuf>,
     /// True if the patch includes the code of shadow variables.
     pub shadow_variables: bool,
+    /// Added members of structures that become shadow variables.
+    pub shadow_members: ShadowMembers,
     /// Files, or directories of files, that the diffs change and that make no difference to the target: for instance
     /// lists of tests in build files.
     pub leave_out: Vec<String>,
@@ -218,10 +221,13 @@ impl Builder<'_> {
         if job.project.account.exact && changed.len() > MANY_UNITS {
             let (touched, _): (Vec<_>, Vec<_>) =
                 changed.iter().cloned().partition(|((path, _), ..)| after.touched.contains(path));
-            let touched = self.objects(&compiler, before, after, &touched, job.regenerated)?;
+            let rewriter = Rewriter::new(&compiler, &job.statement.shadow_members);
+            let touched = self.objects(&rewriter, before, after, &touched, job.regenerated)?;
             refuse_early(&target, &touched, job.statement)?;
         }
-        let mut units = self.objects(&compiler, before, after, changed, job.regenerated)?;
+        let rewriter = Rewriter::new(&compiler, &job.statement.shadow_members);
+        let mut units = self.objects(&rewriter, before, after, changed, job.regenerated)?;
+        job.report.warnings.extend(rewriter.finish()?);
         if !job.project.account.exact {
             units = choose_variants(&target, units, job.project.account.is_joined)?;
         }
@@ -491,21 +497,20 @@ impl Builder<'_> {
 
     fn objects(
         &self,
-        compiler: &Compiler,
+        rewriter: &Rewriter<'_>,
         before: &Tree,
         after: &Tree,
         changed: &[ComparedUnit],
         regenerated: Option<&RegeneratedSides>,
     ) -> Result<Vec<Unit>, Error> {
-        use crate::commands::Job::Sections;
-        let done = std::sync::atomic::AtomicUsize::new(0);
+        let (compiler, done) = (rewriter.compiler, std::sync::atomic::AtomicUsize::new(0));
         let made = parallel(self.jobs, changed, |(of @ (path, command), one, two)| {
             let command_after = command_after(regenerated, of);
             let unit = Unit {
                 path: path.clone(),
                 shipped: compiler.shipped_object(path, command)?,
-                before: compiler.object(&before.path, path, command, Sections, one, "before")?,
-                after: compiler.object(&after.path, path, command_after, Sections, two, "after")?,
+                before: rewriter.object(&before.path, path, command, one, "before")?,
+                after: rewriter.object(&after.path, path, command_after, two, "after")?,
             };
             let done = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
             self.progress(&format!("compiling {done} of {} units", changed.len()));
@@ -541,12 +546,15 @@ impl Builder<'_> {
         statement: &Statement,
     ) -> Result<Vec<Unit>, Error> {
         let mut sources = statement.extra_units.clone();
-        if sources.is_empty() && !statement.shadow_variables {
-            return Ok(Vec::new());
-        }
-        let known = statement.earlier.iter().any(|p| exports(p).any(|name| name == "sp_shadow_get"));
-        if statement.shadow_variables && !known {
+        let known = |function: &str| statement.earlier.iter().any(|p| exports(p).any(|name| name == function));
+        if statement.shadow_variables && !known("sp_shadow_get") {
             sources.push(compiler.shadow_source());
+        }
+        if statement.shadow_members.needs_table(&statement.earlier) {
+            sources.push(compiler.members_source());
+        }
+        if sources.is_empty() {
+            return Ok(Vec::new());
         }
         let like = changed.first().map(|(command, ..)| *command).or(compiler.project.commands.first());
         let Some((_, like)) = like else {
@@ -761,7 +769,7 @@ fn choose_variants(target: &TargetElf, units: Vec<Unit>, are_rivals: bool) -> Re
 }
 
 /// Returns names that later patches of the series may refer to.
-fn exports(patch: &Patch) -> impl Iterator<Item = &str> {
+pub(crate) fn exports(patch: &Patch) -> impl Iterator<Item = &str> {
     let symbols = patch.exports.iter().filter_map(|&i| patch.symbols.get(i as usize));
     symbols.filter(|s| matches!(s.value, SymbolValue::Patch { .. })).map(|s| s.name.as_str())
 }
@@ -794,12 +802,12 @@ fn options(job: &Job, compiler: String, imports: Option<BTreeMap<String, Option<
         description: statement.description.clone().unwrap_or_else(|| default_description(&job.diffs)),
         cves,
         replaces: statement.replaces.clone(),
-        scope: statement.scope,
+        scope: if statement.shadow_members.is_empty() { statement.scope } else { Some(Scope::Process) },
         off_stack: statement.off_stack.clone(),
         staying: statement.staying.clone(),
         in_place: statement.in_place,
         write_data: statement.write_data,
-        hooks: statement.hooks.clone(),
+        hooks: statement.shadow_members.hooks(&statement.hooks, &statement.earlier),
         based_on: job.base.iter().map(Diff::fact).collect(),
         known: statement.earlier.iter().flat_map(exports).map(str::to_owned).collect(),
         imports,

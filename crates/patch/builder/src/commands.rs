@@ -36,6 +36,8 @@ pub(crate) enum Job {
     Sections,
     /// Preprocesses only.
     Preprocess,
+    /// Checks only: every error is printed, and so is a pointer of another type.
+    Check,
 }
 
 /// Options that have no effect on code and would write further files.
@@ -59,6 +61,12 @@ impl CompileCommand {
         let has_debug = self.argv.iter().any(|a| matches!(a.as_str(), "-g" | "-g1" | "-g2" | "-g3" | "-ggdb"));
         match job {
             Job::Preprocess => kept.push("-E".into()),
+            Job::Check => {
+                kept.retain(|argument| argument != "-w" && argument != "-Wfatal-errors");
+                let limit = if self.compiler().contains("clang") { "-ferror-limit=0" } else { "-fmax-errors=0" };
+                let checks = ["-fsyntax-only", "-Werror=incompatible-pointer-types", "-Werror=int-conversion", limit];
+                kept.extend(checks.map(OsString::from));
+            }
             Job::Shipped if has_debug => kept.push("-c".into()),
             Job::Shipped => kept.extend(["-c".into(), "-g".into()]),
             Job::Sections => kept.extend(["-c", "-g", "-ffunction-sections", "-fdata-sections"].map(OsString::from)),

@@ -88,7 +88,7 @@ impl Scratch {
 /// Compiler of the units of one project.
 pub(crate) struct Compiler<'a> {
     pub(crate) project: &'a Project,
-    cache: &'a Cache,
+    pub(crate) cache: &'a Cache,
     scratch: Scratch,
     /// Contents of the scratch directory.
     own: Tree,
@@ -121,7 +121,7 @@ impl<'a> Compiler<'a> {
             None => Scratch::Temporary(tempfile::tempdir().at("making", Path::new("a temporary directory"))?),
         };
         let own = Tree::open(scratch.path())?;
-        for (name, text) in crate::SHADOW_SOURCES {
+        for (name, text) in crate::SHADOW_SOURCES.into_iter().chain([stillpoint_patch_shadow::RUNTIME]) {
             own.write(Path::new("shadow").join(name), text.as_bytes())?;
         }
         Ok(Compiler {
@@ -180,6 +180,45 @@ impl<'a> Compiler<'a> {
         let bytes = self.own.read(&name)?;
         self.own.remove(&name)?;
         Ok(Ok(bytes))
+    }
+
+    /// Runs a command on a text that is preprocessed. Returns its output file, if it made one, and its result.
+    pub(crate) fn on_text(
+        &self,
+        tree: &Path,
+        command: &CompileCommand,
+        text: &[u8],
+        job: Job,
+    ) -> Result<(Option<Vec<u8>>, std::process::Output), Error> {
+        let number = self.counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let (input, made) = (format!("{number}.i"), format!("{number}.o"));
+        self.own.write(&input, text)?;
+        let mut argv = command.arguments(job, &self.inside(Path::new(&made)));
+        let is_source =
+            |a: &OsString| a.to_str().is_some_and(|a| resolve(&command.directory, Path::new(a)) == command.file);
+        argv.retain(|a| !is_source(a));
+        if job == Job::Sections {
+            // the text is not what its author would be warned of
+            argv.push("-w".into());
+        }
+        argv.push(self.inside(Path::new(&input)).into());
+        let result = output(&mut self.sandbox(tree).command(&command.directory, &argv, &command.env))?;
+        let bytes = self.own.read_existing(&made)?;
+        self.own.remove(&input)?;
+        if bytes.is_some() {
+            self.own.remove(&made)?;
+        }
+        Ok((bytes.filter(|_| result.status.success()), result))
+    }
+
+    /// Returns the preprocessed text of a unit, as the compiler prints it; the inner error is the compiler's.
+    pub(crate) fn preprocessed(&self, tree: &Path, command: &CompileCommand) -> Result<Result<Vec<u8>, String>, Error> {
+        self.execute(tree, command, Job::Preprocess)
+    }
+
+    /// Returns the path of the source of the table of added members.
+    pub(crate) fn members_source(&self) -> PathBuf {
+        self.scratch.path().join("shadow").join(stillpoint_patch_shadow::RUNTIME.0)
     }
 
     /// Returns the first line of the compiler's `--version`.

@@ -151,6 +151,9 @@ pub enum Error {
     /// The change breaks rules of live patching.
     #[error("{}", list(.0))]
     Refused(Vec<Refusal>),
+    /// Members cannot be moved into shadow variables.
+    #[error("{}", list_members(.0))]
+    ShadowMembers(Vec<stillpoint_patch_shadow::Refusal>),
     /// The package and version of a running program are not known.
     #[error(transparent)]
     Provenance(#[from] stillpoint_patch_provenance::Error),
@@ -241,6 +244,11 @@ fn list(refusals: &[Refusal]) -> String {
     }
 }
 
+fn list_members(refusals: &[stillpoint_patch_shadow::Refusal]) -> String {
+    let lines: Vec<String> = refusals.iter().map(|r| format!("{r} [{}]", r.code())).collect();
+    format!("no shadow variable can hold the added member: {}", Bounded(&lines))
+}
+
 fn unaccounted(target: &str, files: &[ChangedFile], missing: &[String], inputs: &usize) -> String {
     let files = files.iter().filter(|file| file.verdict == Verdict::Unaccounted);
     let lines: Vec<String> = files.map(|file| format!("{}: {}", file.path, file.reason)).collect();
@@ -271,9 +279,11 @@ impl Error {
     pub fn codes(&self) -> Vec<String> {
         let code = match self {
             Error::Refused(refusals) => return refusals.iter().map(Refusal::code).collect(),
+            Error::ShadowMembers(refusals) => return refusals.iter().map(|r| r.code().to_owned()).collect(),
             Error::Unaccounted { .. } => "unaccounted-file",
             Error::ChangesBuild { .. } => "build-changed",
             Error::NotInTarget { .. } => "not-in-target",
+            Error::Ambiguous { .. } => "ambiguous",
             Error::DoesNotApply { .. } => "does-not-apply",
             Error::Compile { .. } => "does-not-compile",
             Error::Target(_) => "target",
@@ -293,6 +303,7 @@ impl Error {
         matches!(
             self,
             Error::Refused(_)
+                | Error::ShadowMembers(_)
                 | Error::ChangesBuild { .. }
                 | Error::NotInTarget { .. }
                 | Error::Ambiguous { .. }

@@ -96,6 +96,7 @@ mod request;
 mod root;
 mod running;
 mod sandbox;
+mod shadow_members;
 mod sources;
 mod tree;
 
@@ -116,9 +117,11 @@ pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};
 pub use running::Plan;
+pub use shadow_members::ShadowMembers;
 pub use stillpoint_host::Cache;
 pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};
+pub use stillpoint_patch_shadow::{Refusal as ShadowRefusal, ShadowMember};
 pub use upgrade::RefusedDiff;
 pub use verdict::{ChangedFile, Verdict};
 

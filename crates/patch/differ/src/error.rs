@@ -234,6 +234,8 @@ pub enum Refusal {
         type_name: String,
         /// The member and its change: "member `clients` moved from byte 24 to 32".
         what: String,
+        /// Members that a structure gained, if no other changed than by its offset; `None` if more changed.
+        added: Option<Vec<String>>,
     },
     /// The parameters or the result of a function changed, and some of its callers are unchanged.
     #[error("function `{function}` changed from `{before}` to `{after}`, but {user}", function = readable(.function))]

@@ -48,6 +48,7 @@ mod redis_live;
 mod redis_quiescence;
 mod scan;
 mod servers;
+mod shadow_members;
 mod slapd_live;
 mod slapd_quiescence;
 mod storm;

@@ -30,6 +30,8 @@ pub(super) struct Comparison<'c, 'a> {
     facts: BTreeMap<String, TypeFact>,
     notes: BTreeSet<String>,
     differences: BTreeMap<String, Vec<String>>,
+    /// Members that structures gained, of those in `differences` where nothing else changed.
+    added: BTreeMap<String, Vec<String>>,
     variables: BTreeMap<String, (String, String)>,
     signatures: Vec<Refusal>,
 }
@@ -45,6 +47,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
             facts: BTreeMap::new(),
             notes: BTreeSet::new(),
             differences: BTreeMap::new(),
+            added: BTreeMap::new(),
             variables: BTreeMap::new(),
             signatures: Vec::new(),
         }
@@ -81,13 +84,14 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 
     /// Returns the facts, or every refusal.
-    pub(super) fn finish(self, unit: &str) -> Result<Compared, Vec<Refusal>> {
+    pub(super) fn finish(mut self, unit: &str) -> Result<Compared, Vec<Refusal>> {
         let types = self.differences.into_iter().map(|(type_name, all)| {
             let mut what = all[..all.len().min(DIFFERENCES_SHOWN)].join("; ");
             if all.len() > DIFFERENCES_SHOWN {
                 _ = write!(what, "; and {} more", all.len() - DIFFERENCES_SHOWN);
             }
-            Refusal::TypeLayoutChanged { type_name, what }
+            let added = self.added.remove(&type_name);
+            Refusal::TypeLayoutChanged { type_name, what, added }
         });
         let variables = self.variables.into_iter().map(|(object, (before, after))| Refusal::VariableChanged {
             unit: unit.to_owned(),
@@ -238,12 +242,14 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let label = &pair.label;
         let (old_members, new_members) = (self.old.members(old)?, self.new.members(new)?);
         let by_name: HashMap<&str, &Member> = new_members.iter().map(|m| (m.name.as_str(), m)).collect();
-        let mut found = Vec::new();
+        let (mut found, mut added, mut only_moved) = (Vec::new(), Vec::new(), true);
         for member in &old_members {
-            match by_name.get(member.name.as_str()) {
-                None => found.push(format!("member `{}` at offset {} was removed", member.name, member.place)),
-                Some(after) => found.extend(self.member(label, member, after)?),
-            }
+            let change = match by_name.get(member.name.as_str()) {
+                None => Some(format!("member `{}` at offset {} was removed", member.name, member.place)),
+                Some(after) => self.member(label, member, after)?,
+            };
+            only_moved &= change.as_ref().is_none_or(|change| change.contains("` moved from offset "));
+            found.extend(change);
         }
         let ((size, align, _), (new_size, new_align, _)) = (self.old.extent(old)?, self.new.extent(new)?);
         let is_union = matches!(self.old.shape(Some(old))?, Shape::Aggregate { union: true, .. });
@@ -253,7 +259,12 @@ impl<'c, 'a> Comparison<'c, 'a> {
                 self.notes.insert(format!("{label}: alternative `{}` added", member.name));
             } else {
                 found.push(format!("member `{}` added at offset {}", member.name, member.place));
+                added.push(member.name.clone());
             }
+        }
+        // the structures around it have other sizes and offsets, and gain nothing themselves
+        if only_moved && !is_union {
+            self.added.insert(label.clone(), added);
         }
         if size != new_size {
             found.push(format!("size changed from {size} to {new_size} bytes"));
