@@ -188,6 +188,7 @@ impl BuiltPackage {
         original: &Path,
         trees: stillpoint_host::Cache,
     ) -> Project {
+        let link = output.as_ref().ok().and_then(|output| self.recording.link_calls.get(*output)).cloned();
         let mut account = output.map_or_else(Account::unknown, |output| self.account(output));
         let is_known = !account.objects.is_empty();
         account.exact &= is_known;
@@ -216,6 +217,7 @@ impl BuiltPackage {
             account,
             built: true,
             includes: self.includes.clone(),
+            link,
         }
     }
 

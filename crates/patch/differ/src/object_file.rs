@@ -227,7 +227,9 @@ impl<'a> Object<'a> {
         for section in file.sections() {
             let name = section.name().map_err(|e| bad(e.to_string()))?;
             if name.starts_with(".gnu.lto_") {
-                return Err(Refusal::Lto { unit: unit.to_owned(), side, section: name.to_owned() });
+                let (unit, section, why) =
+                    (unit.to_owned(), name.to_owned(), "it has no machine code of its own".to_owned());
+                return Err(Refusal::Lto { unit, side, section, why });
             }
             while sections.len() < section.index().0 {
                 sections.push(empty_section());

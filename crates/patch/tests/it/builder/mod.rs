@@ -1,5 +1,6 @@
 //! Tests of the builder with the machine's own compiler.
 
+mod link_time;
 mod shadow;
 mod source_trees;
 mod withheld_versions;
