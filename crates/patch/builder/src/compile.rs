@@ -380,11 +380,16 @@ impl<'a> Compiler<'a> {
         let mut command = like.clone();
         command.argv.retain(|a| resolve(&like.directory, Path::new(a)) != like.file);
         command.argv.push(self.inside(&name).join(file_name).to_string_lossy().into_owned());
+        if crate::lto::asks(&command.argv) {
+            // it is no part of the program's link
+            command.argv.push("-fno-lto".to_owned());
+        }
         let unit = file_name.to_string_lossy().into_owned();
         self.execute(tree, &command, Job::Sections)?.map_err(|output| Error::Compile { unit, side: "after", output })
     }
 }
 
+/// Returns true if an object has debug information, for itself or for the link that optimises it.
 pub(crate) fn has_debug_information(object: &[u8]) -> bool {
     use object::{Object, ObjectSection};
     const NAMES: [&str; 3] = [".debug_info", ".zdebug_info", ".gnu.debuglto_.debug_info"];

@@ -33,7 +33,7 @@ const WRAPPER_NAME: &str = "lto-wrapper";
 /// Version of the steps that make a joined object; increase it with every change of these.
 const VERSION: &[u8] = b"1";
 /// Sections of partitions that stay apart when these are joined: their order in the target is that of the linker.
-const APART: [&str; 7] = [".text", ".text.*", ".data", ".data.*", ".bss", ".bss.*", ".rodata*"];
+const APART: [&str; 9] = [".text", ".text.*", ".data", ".data.*", ".bss", ".bss.*", ".rodata*", ".tdata*", ".tbss*"];
 
 /// Returns true if an object has intermediate code of gcc.
 pub(crate) fn is_intermediate(object: &[u8]) -> bool {
@@ -43,7 +43,7 @@ pub(crate) fn is_intermediate(object: &[u8]) -> bool {
 }
 
 /// Returns true if a command asks for optimisation at the link.
-fn asks(argv: &[String]) -> bool {
+pub(crate) fn asks(argv: &[String]) -> bool {
     let last = argv.iter().rfind(|a| a.starts_with("-flto") && !a.starts_with("-flto-") || *a == "-fno-lto");
     last.is_some_and(|option| option != "-fno-lto")
 }

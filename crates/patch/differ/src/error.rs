@@ -26,7 +26,7 @@ pub enum Refusal {
         unit: String,
         /// `shipped`, `before` or `after`.
         side: &'static str,
-        /// The section that shows it.
+        /// The section that shows it, or the format.
         section: String,
         /// Reason why the link's own partitions do not replace it.
         why: String,

@@ -213,10 +213,18 @@ fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
     }
 }
 
+/// Start of an object of clang's link-time optimisation, which is no ELF file.
+const LLVM_BITCODE: &[u8] = b"BC\xc0\xde";
+
 impl<'a> Object<'a> {
     /// Reads an object; never panics, for any input.
     pub(crate) fn parse(bytes: &'a [u8], unit: &str, side: &'static str) -> Result<Self, Refusal> {
         let bad = |why: String| Refusal::BadObject { unit: unit.to_owned(), side, why };
+        if bytes.starts_with(LLVM_BITCODE) {
+            let (unit, section, why) =
+                (unit.to_owned(), "LLVM bitcode".to_owned(), "only gcc's can be patched".to_owned());
+            return Err(Refusal::Lto { unit, side, section, why });
+        }
         let file = ElfFile64::<Endianness>::parse(bytes).map_err(|e| bad(e.to_string()))?;
         let e = Endianness::Little;
         let header = file.elf_header();

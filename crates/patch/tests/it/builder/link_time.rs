@@ -126,7 +126,10 @@ fn changes_and_returns(suffix: &'static str, link_options: &[&str]) {
     let program = Program::new(suffix, link_options);
     let built = program.build(program.diff(&format!("answer.{suffix}"), "value * 5;", "value * 6;")).unwrap();
     let found = functions(&built);
-    assert!(found.len() == 1 && found[0].contains(&format!("step.answer_{suffix}")) || found[0].contains("_ZL4stepi"), "{found:?}");
+    assert!(
+        found.len() == 1 && found[0].contains(&format!("step.answer_{suffix}")) || found[0].contains("_ZL4stepi"),
+        "{found:?}"
+    );
     let patch = program.directory.path().join("fix.patch");
     write(built, &patch);
     let child = program.start();

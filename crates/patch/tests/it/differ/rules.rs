@@ -157,8 +157,9 @@ fn code_of_another_compilation_is_not_placed() {
     let [_, before, after] = &built.objects;
     let shipped = &other.objects[0];
     let options = Options { name: "rule".to_owned(), ..Options::default() };
-    let refusals = diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after, sources: None }], &options)
-        .expect_err("what was compared is not what runs");
+    let refusals =
+        diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after, sources: None }], &options)
+            .expect_err("what was compared is not what runs");
     assert!(refusals.iter().any(|r| r.code() == "unplaced-function"), "{refusals:?}");
 }
 
