@@ -20,6 +20,9 @@ const INFO_AT: usize = 4;
 const HEADER_OFFSET_AT: usize = 24;
 const HEADER_SIZE_AT: usize = 32;
 
+/// Part of a name that the compiler numbers where statics of one name meet.
+const NUMBERED: &str = ".lto_priv.";
+
 /// One symbol with a new name.
 struct Named {
     index: usize,
@@ -59,27 +62,34 @@ fn renamed<'d>(symbol: &impl ObjectSymbol<'d>, owners: &Owners) -> Option<Named>
         return Some(same);
     }
     let plain = without_numbers_of_partitions(old);
-    let owner = owners.at(place.0, place.1);
-    let rest =
-        owner.and_then(|owner| plain.strip_prefix(&owner.name)).filter(|rest| rest.is_empty() || rest.starts_with('.'));
-    Some(match (owner, rest) {
+    let Some(owner) = owners.at(place.0, place.1) else { return Some(same) };
+    let Some((own, rest)) = split(&plain, &owner.name) else { return Some(same) };
+    Some(match &owner.file {
         // numbers tell statics of functions in C++ apart
-        (Some(_), Some(_)) if plain.starts_with("_ZZ") || plain.starts_with("_ZGV") => Named { name: plain, ..same },
-        (Some(owner), Some(rest)) => match &owner.file {
-            Some(file) => Named { name: format!("{}.{file}{rest}", owner.name), is_local: Some(true), ..same },
-            None => Named { is_local: rest.is_empty().then_some(false), name: plain, ..same },
-        },
-        _ => same,
+        _ if plain.starts_with("_ZZ") || plain.starts_with("_ZGV") => Named { name: plain, ..same },
+        Some(file) => Named { name: format!("{own}.{file}{rest}"), is_local: Some(true), ..same },
+        None => Named { is_local: rest.is_empty().then_some(false), name: plain, ..same },
     })
+}
+
+/// Splits a name into that of the source and what the compiler added. Compilers of C++ do not state every mangled name.
+fn split<'n>(name: &'n str, stated: &str) -> Option<(&'n str, &'n str)> {
+    let at = match name.strip_prefix(stated) {
+        Some(rest) if rest.is_empty() || rest.starts_with('.') => stated.len(),
+        _ if name.starts_with("_Z") => name.find('.').unwrap_or(name.len()),
+        _ => return None,
+    };
+    name.split_at_checked(at)
 }
 
 /// Removes `.lto_priv.N` from a name.
 fn without_numbers_of_partitions(name: &str) -> String {
-    let Some((start, rest)) = name.split_once(".lto_priv.") else { return name.to_owned() };
+    let Some((start, rest)) = name.split_once(NUMBERED) else { return name.to_owned() };
     format!("{start}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
-/// Numbers names of the compiler that several partitions have. The error is a name of something else at two places.
+/// Numbers names of the compiler that several partitions have. The error is a name of something else at two places, or
+/// one of a function that is still numbered.
 fn number_again(named: &mut [Named]) -> Result<(), String> {
     let mut places: BTreeMap<String, BTreeSet<(usize, u64)>> = BTreeMap::new();
     for one in named.iter() {
@@ -87,11 +97,12 @@ fn number_again(named: &mut [Named]) -> Result<(), String> {
     }
     for one in named.iter_mut() {
         let all = &places[&one.name];
-        if all.len() == 1 {
+        let has_number = one.is_code && one.name.contains(NUMBERED);
+        if all.len() == 1 && !has_number {
             continue;
         }
         let is_made = symbol_names::is_anonymous(&one.name) || !one.is_code && symbol_names::is_numbered(&one.name);
-        if !is_made && !one.name.starts_with("_ZZ") && !one.name.starts_with("_ZGV") {
+        if has_number || !is_made && !one.name.starts_with("_ZZ") && !one.name.starts_with("_ZGV") {
             return Err(one.name.clone());
         }
         let number = all.iter().position(|place| *place == one.place).unwrap_or_default();
@@ -106,10 +117,10 @@ fn rewritten(joined: &[u8], file: &ElfFile64<'_, Endianness>, named: &[Named]) -
     let table = file.elf_symbol_table();
     let headers = usize::try_from(file.elf_header().e_shoff(e)).ok()?;
     let header_size = usize::from(file.elf_header().e_shentsize(e));
-    let (symbols, strings) = (table.section().0, table.string_section().0);
-    let at = usize::try_from(file.elf_section_table().iter().nth(symbols)?.sh_offset(e)).ok()?;
+    let sections = file.elf_section_table();
+    let at = usize::try_from(sections.section(table.section()).ok()?.sh_offset(e)).ok()?;
     let mut out = joined.to_vec();
-    let of_table = file.elf_section_table().iter().nth(strings)?;
+    let of_table = sections.section(table.string_section()).ok()?;
     let old = joined
         .get(usize::try_from(of_table.sh_offset(e)).ok()?..)?
         .get(..usize::try_from(of_table.sh_size(e)).ok()?)?;
@@ -124,7 +135,7 @@ fn rewritten(joined: &[u8], file: &ElfFile64<'_, Endianness>, named: &[Named]) -
             entry[INFO_AT] = entry[INFO_AT] & 0xf | binding.0 << 4;
         }
     }
-    let header = headers + strings * header_size;
+    let header = headers + table.string_section().0 * header_size;
     let mut write = |at: usize, value: usize| {
         out.get_mut(header + at..)?.get_mut(..8)?.copy_from_slice(&(value as u64).to_le_bytes());
         Some(())
@@ -147,6 +158,13 @@ mod tests {
     }
 
     #[test]
+    fn names_are_split_where_the_compiler_added_to_them() {
+        assert_eq!(split("f.part.0", "f"), Some(("f", ".part.0")));
+        assert_eq!(split("_ZL5count.0", "count"), Some(("_ZL5count", ".0")));
+        assert_eq!(split("first", "f"), None);
+    }
+
+    #[test]
     fn only_names_that_the_compiler_makes_may_repeat() {
         let one = |name: &str, section, is_code| Named {
             index: 0,
@@ -159,5 +177,7 @@ mod tests {
         number_again(&mut named).unwrap();
         assert_eq!(named.map(|one| one.name), [".LC0.0", ".LC0.1", "f.a_c", "f.a_c"]);
         assert_eq!(number_again(&mut [one("f", 1, true), one("f", 2, true)]), Err("f".to_owned()));
+        let numbered = "f.lto_priv.1";
+        assert_eq!(number_again(&mut [one(numbered, 1, true)]), Err(numbered.to_owned()));
     }
 }
