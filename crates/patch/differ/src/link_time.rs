@@ -158,6 +158,13 @@ mod tests {
     }
 
     #[test]
+    fn an_object_of_clang_is_refused_by_name() {
+        let refusal = crate::object_file::Object::parse(b"BC\xc0\xde\x35\x14", "unit.c", "shipped").unwrap_err();
+        assert_eq!(refusal.code(), "lto");
+        assert!(refusal.to_string().contains("LLVM bitcode"), "{refusal}");
+    }
+
+    #[test]
     fn names_are_split_where_the_compiler_added_to_them() {
         assert_eq!(split("f.part.0", "f"), Some(("f", ".part.0")));
         assert_eq!(split("_ZL5count.0", "count"), Some(("_ZL5count", ".0")));
