@@ -12,13 +12,13 @@ use crate::regenerate::{Regenerated, RegeneratedSides};
 use crate::shadow_members::{Rewriter, ShadowMembers};
 use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_unit};
 use crate::verdict::{Bounded, ChangedFile, Verdict};
-use crate::{Builder, Error};
+use crate::{Builder, Error, lto};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use stillpoint_host::At;
 use stillpoint_host::file::read_regular;
 use stillpoint_host::untrusted::{FILE_MAX, Tree as Files};
-use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput, diff, place};
+use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, SourceObjects, TargetElf, UnitInput, diff, place};
 use stillpoint_patch_format::{Patch, Scope, Source, SymbolValue, Toolchain};
 
 /// Statements of the author about a patch, independent of its sources.
@@ -141,6 +141,15 @@ struct Unit {
     shipped: Vec<u8>,
     before: Vec<u8>,
     after: Vec<u8>,
+    /// Source units of a program that was optimised when it was linked.
+    sources: Option<Vec<SourceObjects>>,
+}
+
+impl Unit {
+    fn input(&self) -> UnitInput<'_> {
+        let sources = self.sources.as_deref();
+        UnitInput { path: &self.path, shipped: &self.shipped, before: &self.before, after: &self.after, sources }
+    }
 }
 
 /// Limit of changed units above which the units that the diffs themselves touch are examined first.
@@ -214,10 +223,11 @@ impl Builder<'_> {
         let compared = self.texts(&compiler, &sides, &inputs, job.regenerated, &mut job.report)?;
         let found = self.sorted(&compiler, &target, compared)?;
         job.report.files = self.judge(&job, &compiler, &target, &sides, &found)?;
-        let (before, after, changed) = (&sides.before, &sides.after, &found.changed);
-        job.report.changed = changed.iter().map(|((path, _), _, _)| path.clone()).collect();
+        let (before, after, all) = (&sides.before, &sides.after, &found.changed);
+        job.report.changed = all.iter().map(|((path, _), _, _)| path.clone()).collect();
         job.report.changed.dedup();
         job.report.warnings.extend(after.warnings.iter().cloned().chain(left_out(&job.report.files, &file_name)));
+        let (whole, changed) = &by_kind(&compiler, all)?;
         if job.project.account.exact && changed.len() > MANY_UNITS {
             let (touched, _): (Vec<_>, Vec<_>) =
                 changed.iter().cloned().partition(|((path, _), ..)| after.touched.contains(path));
@@ -231,13 +241,16 @@ impl Builder<'_> {
         if !job.project.account.exact {
             units = choose_variants(&target, units, job.project.account.is_joined)?;
         }
-        units.extend(self.extra_units(&compiler, after, changed, job.statement)?);
+        if !whole.is_empty() {
+            units.push(self.link_time_unit(&compiler, before, after, whole, job.regenerated)?);
+        }
+        units.extend(self.extra_units(&compiler, after, all, job.statement)?);
         units.extend(self.new_units(&compiler, after, job.regenerated)?);
         if units.is_empty() {
             return Ok(Built { patch: None, report: job.report });
         }
         self.progress(&format!("comparing {} units", units.len()));
-        let compiled_by = match changed.first().map(|(command, ..)| *command).or(job.project.commands.first()) {
+        let compiled_by = match all.first().map(|(command, ..)| *command).or(job.project.commands.first()) {
             Some((_, command)) => compiler.version(command)?,
             None => String::new(),
         };
@@ -266,10 +279,7 @@ impl Builder<'_> {
         options: &Options,
     ) -> Result<Outcome, Error> {
         loop {
-            let inputs: Vec<UnitInput> = units
-                .iter()
-                .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
-                .collect();
+            let inputs: Vec<UnitInput> = units.iter().map(Unit::input).collect();
             let refusals = match diff(target, &inputs, options) {
                 Ok(outcome) => return Ok(outcome),
                 Err(refusals) => refusals,
@@ -313,8 +323,14 @@ impl Builder<'_> {
             let mut lenders = Vec::new();
             for ((_, (path, _)), object) in candidates.iter().zip(objects) {
                 let shipped = object?;
-                if crate::elf::defines_any(&shipped, names) {
-                    lenders.push(Unit { path: path.clone(), shipped, before: Vec::new(), after: Vec::new() });
+                if crate::elf::defines_any(&shipped, names) && !lto::is_intermediate(&shipped) {
+                    lenders.push(Unit {
+                        path: path.clone(),
+                        shipped,
+                        before: Vec::new(),
+                        after: Vec::new(),
+                        sources: None,
+                    });
                 }
             }
             if !lenders.is_empty() {
@@ -511,12 +527,36 @@ impl Builder<'_> {
                 shipped: compiler.shipped_object(path, command)?,
                 before: rewriter.object(&before.path, path, command, one, "before")?,
                 after: rewriter.object(&after.path, path, command_after, two, "after")?,
+                sources: None,
             };
             let done = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
             self.progress(&format!("compiling {done} of {} units", changed.len()));
             Ok::<_, Error>(unit)
         });
         made.into_iter().collect()
+    }
+
+    /// Makes the three builds of a program that was optimised when it was linked.
+    fn link_time_unit(
+        &self,
+        compiler: &Compiler,
+        before: &Tree,
+        after: &Tree,
+        changed: &[ComparedUnit],
+        regenerated: Option<&RegeneratedSides>,
+    ) -> Result<Unit, Error> {
+        let changed: Vec<lto::ChangedUnit> = changed
+            .iter()
+            .map(|(of, one, two)| lto::ChangedUnit {
+                path: &of.0,
+                command: &of.1,
+                after_command: command_after(regenerated, of),
+                texts: (one, two),
+            })
+            .collect();
+        let program = self.link_time(compiler, (&before.path, &after.path), &changed)?;
+        let lto::Program { name: path, shipped, before, after, sources } = program;
+        Ok(Unit { path, shipped, before, after, sources: Some(sources) })
     }
 
     /// Compiles units that the program gains: its rules compile and link them with the diffs.
@@ -532,7 +572,7 @@ impl Builder<'_> {
             let failed = |output| Error::Compile { unit: path.clone(), side: "after", output };
             let text = compiler.text(&after.path, path, command)?.map_err(failed)?;
             let after = compiler.object(&after.path, path, command, Sections, &text, "after")?;
-            units.push(Unit { path: path.clone(), shipped: Vec::new(), before: Vec::new(), after });
+            units.push(Unit { path: path.clone(), shipped: Vec::new(), before: Vec::new(), after, sources: None });
         }
         Ok(units)
     }
@@ -564,10 +604,24 @@ impl Builder<'_> {
         for source in sources {
             let path = source.file_name().unwrap_or(source.as_os_str()).to_string_lossy().into_owned();
             let after = compiler.extra(&after.path, &source, like)?;
-            units.push(Unit { path, shipped: Vec::new(), before: Vec::new(), after });
+            units.push(Unit { path, shipped: Vec::new(), before: Vec::new(), after, sources: None });
         }
         Ok(units)
     }
+}
+
+/// Returns the units that the target's link compiles once more, and the others.
+fn by_kind<'p>(
+    compiler: &Compiler,
+    units: &[ComparedUnit<'p>],
+) -> Result<(Vec<ComparedUnit<'p>>, Vec<ComparedUnit<'p>>), Error> {
+    let (mut whole, mut alone) = (Vec::new(), Vec::new());
+    for unit in units {
+        let (path, command) = unit.0;
+        let shipped = compiler.shipped_object(path, command)?;
+        if lto::is_intermediate(&shipped) { whole.push(unit.clone()) } else { alone.push(unit.clone()) }
+    }
+    Ok((whole, alone))
 }
 
 /// Returns the command of a unit after the change.
@@ -586,10 +640,7 @@ fn beginning(name: &str, text: &str) -> usize {
 
 /// Reports faults of one unit that no other unit can remove, before hundreds of units are compiled.
 fn refuse_early(target: &TargetElf, units: &[Unit], statement: &Statement) -> Result<(), Error> {
-    let inputs: Vec<UnitInput> = units
-        .iter()
-        .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
-        .collect();
+    let inputs: Vec<UnitInput> = units.iter().map(Unit::input).collect();
     let is_final = |refusal: &Refusal| {
         matches!(
             refusal,

@@ -270,6 +270,28 @@ pub(crate) struct Recording {
     pub(crate) extracted: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
     /// Results of calls that were put off, by the name of the record.
     pub(crate) by_record: HashMap<String, PathBuf>,
+    /// Calls that linked a program or a library, by their output.
+    pub(crate) link_calls: BTreeMap<PathBuf, LinkCall>,
+}
+
+/// One call of a compiler's driver that linked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LinkCall {
+    pub(crate) directory: PathBuf,
+    pub(crate) argv: Vec<String>,
+    pub(crate) env: Vec<(String, OsString)>,
+}
+
+impl LinkCall {
+    /// Returns the linked file.
+    pub(crate) fn output(&self) -> PathBuf {
+        link::linker(&self.directory, &self.argv).0
+    }
+
+    /// Returns the directories that the linker searches for libraries, in order.
+    pub(crate) fn searched(&self) -> Vec<PathBuf> {
+        link::searched(&self.directory, &link::flattened(&self.argv))
+    }
 }
 
 /// One recorded call that is no compilation.
@@ -445,6 +467,8 @@ impl Recording {
             return;
         }
         let (output, Link { kind, mut inputs, options }) = link::linker(directory, argv);
+        let call = LinkCall { directory: directory.to_owned(), argv: argv.to_vec(), env: env.to_vec() };
+        self.link_calls.insert(output.clone(), call);
         inputs.retain(|input| !matches!(input, Input::File { path, .. } if is_unit(&path.to_string_lossy())));
         for command in one_step(directory, &output, argv, env) {
             inputs.extend(command.object.clone().map(|path| Input::File { path, whole: false }));

@@ -1,7 +1,7 @@
 //! Compilation of units of one program in several trees: the same commands, at the same paths, nothing twice.
 
 use crate::account::Account;
-use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
+use crate::commands::{CompileCommand, Job, LinkCall, parse_dependencies, resolve};
 use crate::includes::Includes;
 use crate::preprocess::{Text, evaluate};
 use crate::root::OWN_PATH;
@@ -56,6 +56,8 @@ pub(crate) struct Project {
     pub(crate) built: bool,
     /// Includes of the tree, where no build has recorded the files that its units read.
     pub(crate) includes: Option<Includes>,
+    /// The link of the target, if it is known.
+    pub(crate) link: Option<LinkCall>,
 }
 
 impl Project {
@@ -137,7 +139,7 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    fn sandbox(&self, tree: &Path) -> Sandbox {
+    pub(crate) fn sandbox(&self, tree: &Path) -> Sandbox {
         let mut sandbox = Sandbox { root: self.project.root.clone(), ..Sandbox::default() };
         if self.project.root.is_some() || tree != self.project.source {
             sandbox = sandbox.with(tree, &self.project.source);
@@ -149,11 +151,39 @@ impl<'a> Compiler<'a> {
     }
 
     /// Returns the path of a file of the scratch directory inside the sandbox.
-    fn inside(&self, name: &Path) -> PathBuf {
+    pub(crate) fn inside(&self, name: &Path) -> PathBuf {
         match self.project.root {
             Some(_) => Path::new(OWN_PATH).join("out").join(name),
             None => self.scratch.path().join(name),
         }
+    }
+
+    /// Returns the contents of the scratch directory.
+    pub(crate) fn own(&self) -> &Tree {
+        &self.own
+    }
+
+    /// Makes a directory; its name is relative to the scratch directory.
+    pub(crate) fn scratch_directory(&self) -> Result<PathBuf, Error> {
+        let number = self.counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = PathBuf::from(format!("{number}.d"));
+        self.own.make_directory(&name)?;
+        Ok(name)
+    }
+
+    /// Removes a directory of the scratch directory.
+    pub(crate) fn remove_scratch(&self, name: &Path) -> Result<(), Error> {
+        Ok(self.own.remove_all(name)?)
+    }
+
+    /// Returns an object of the cache.
+    pub(crate) fn cached(&self, name: &str) -> Option<Vec<u8>> {
+        self.cache.load("object", name)
+    }
+
+    /// Writes an object to the cache.
+    pub(crate) fn store(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        Ok(self.cache.store("object", name, bytes)?)
     }
 
     /// Returns the path of the source of shadow variables.
@@ -389,16 +419,21 @@ impl<'a> Compiler<'a> {
         let mut command = like.clone();
         command.argv.retain(|a| resolve(&like.directory, Path::new(a)) != like.file);
         command.argv.push(self.inside(&name).join(file_name).to_string_lossy().into_owned());
+        if crate::lto::asks(&command.argv) {
+            // it is no part of the program's link
+            command.argv.push("-fno-lto".to_owned());
+        }
         let unit = file_name.to_string_lossy().into_owned();
         self.execute(tree, &command, Job::Sections)?.map_err(|output| Error::Compile { unit, side: "after", output })
     }
 }
 
-fn has_debug_information(object: &[u8]) -> bool {
+/// Returns true if an object has debug information, for itself or for the link that optimises it.
+pub(crate) fn has_debug_information(object: &[u8]) -> bool {
     use object::{Object, ObjectSection};
-    object::File::parse(object).is_ok_and(|file| {
-        file.sections().any(|s| matches!(s.name(), Ok(".debug_info" | ".zdebug_info")) && s.size() > 0)
-    })
+    const NAMES: [&str; 3] = [".debug_info", ".zdebug_info", ".gnu.debuglto_.debug_info"];
+    object::File::parse(object)
+        .is_ok_and(|file| file.sections().any(|s| s.name().is_ok_and(|name| NAMES.contains(&name)) && s.size() > 0))
 }
 
 /// Returns the paths of a tree's files, by their base names.

@@ -84,6 +84,7 @@ mod includes;
 mod integration;
 mod keys;
 mod link;
+mod lto;
 pub mod numbering;
 mod outline;
 mod output_search;

@@ -124,7 +124,7 @@ pub(crate) fn linker(directory: &Path, argv: &[String]) -> (PathBuf, Link) {
 }
 
 /// Returns the directories that the linker searches for libraries, in order.
-fn searched(directory: &Path, tokens: &[&str]) -> Vec<PathBuf> {
+pub(crate) fn searched(directory: &Path, tokens: &[&str]) -> Vec<PathBuf> {
     let (mut found, mut rest) = (Vec::new(), tokens.iter().copied());
     while let Some(token) = rest.next() {
         let path = match token {
@@ -146,7 +146,7 @@ fn valued_output<'a>(tokens: &[&'a str]) -> Option<&'a str> {
 }
 
 /// Returns arguments as the linker gets them: those that the driver passes through become separate arguments.
-fn flattened(arguments: &[String]) -> Vec<&str> {
+pub(crate) fn flattened(arguments: &[String]) -> Vec<&str> {
     let mut out = Vec::new();
     for argument in arguments {
         match argument.strip_prefix("-Wl,") {

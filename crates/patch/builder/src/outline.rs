@@ -27,6 +27,10 @@ impl Builder<'_> {
     /// The clean root cannot be made, a diff of the series does not apply, or the build fails as well.
     pub fn outline_package(&self, source: &SourcePackage) -> Result<BuiltPackage, Error> {
         match self.outline(source, &Shipped::Full.diffs(&source.series)?)? {
+            Ok(outlined) if crate::lto::is_used(&outlined.recording) => {
+                self.progress(&format!("{} needs a whole build: its links optimise", source.name()));
+                self.build_package(source, &Shipped::Full, None)
+            }
             Ok(outlined) => Ok(outlined),
             Err(why) => {
                 tracing::info!(%why, "the rules do not run with compilations put off");

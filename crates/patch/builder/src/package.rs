@@ -213,6 +213,8 @@ impl BuiltPackage {
         original: &Path,
         trees: stillpoint_host::Cache,
     ) -> Project {
+        let first = outputs.as_ref().ok().and_then(|outputs| outputs.first());
+        let link = first.and_then(|output| self.recording.link_calls.get(output)).cloned();
         let mut account = outputs.map_or_else(Account::unknown, |outputs| self.account_of_any(outputs));
         let is_known = !account.objects.is_empty();
         account.exact &= is_known;
@@ -241,6 +243,7 @@ impl BuiltPackage {
             account,
             built: true,
             includes: self.includes.clone(),
+            link,
         }
     }
 

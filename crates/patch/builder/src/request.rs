@@ -309,6 +309,7 @@ impl Builder<'_> {
             account,
             built: false,
             includes: None,
+            link: crate::lto::link_of(&all, &target.path),
         };
         let unit_filter = &request.unit_filter[..];
         self.build(Job {

@@ -18,8 +18,10 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     for unit in units.chunks_exact(4) {
         objects.push((unit[0].clone(), read(&unit[1])?, read(&unit[2])?, read(&unit[3])?));
     }
-    let inputs: Vec<UnitInput<'_>> =
-        objects.iter().map(|(path, shipped, before, after)| UnitInput { path, shipped, before, after }).collect();
+    let inputs: Vec<UnitInput<'_>> = objects
+        .iter()
+        .map(|(path, shipped, before, after)| UnitInput { path, shipped, before, after, sources: None })
+        .collect();
     let known = std::env::var("KNOWN").unwrap_or_default().split_whitespace().map(str::to_owned).collect();
     let options = Options { name: "example".to_owned(), known, ..Options::default() };
     match diff(&target, &inputs, &options) {

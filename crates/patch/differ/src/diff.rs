@@ -86,15 +86,19 @@ fn compare_types(
             (old.to_owned(), after)
         };
         let used_by: Vec<(String, String)> = unit.functions().into_iter().filter(changed).map(names).collect();
-        match types::compare(input.shipped, input.after, &used_by) {
-            Ok(found) => {
-                facts.extend(found.facts.into_iter().map(|fact| (fact.name.clone(), fact)));
-                notes.extend(found.notes);
-            }
-            Err(found) => {
-                for refusal in found {
-                    if !refusals.contains(&refusal) {
-                        refusals.push(refusal);
+        let own = [(input.shipped, input.after)];
+        let sources = input.sources.map(|all| all.iter().map(|of| (&of.shipped[..], &of.after[..])).collect());
+        for (shipped, after) in sources.unwrap_or_else(|| own.to_vec()) {
+            match types::compare(shipped, after, &used_by) {
+                Ok(found) => {
+                    facts.extend(found.facts.into_iter().map(|fact| (fact.name.clone(), fact)));
+                    notes.extend(found.notes);
+                }
+                Err(found) => {
+                    for refusal in found {
+                        if !refusals.contains(&refusal) {
+                            refusals.push(refusal);
+                        }
                     }
                 }
             }

@@ -20,14 +20,16 @@ pub enum Refusal {
         why: String,
     },
     /// An object holds intermediate code instead of machine code.
-    #[error("object of {unit} ({side}) was compiled with -flto: section `{section}`")]
+    #[error("object of {unit} ({side}) was compiled with -flto: section `{section}`; {why}")]
     Lto {
         /// Translation unit.
         unit: String,
         /// `shipped`, `before` or `after`.
         side: &'static str,
-        /// The section that shows it.
+        /// The section that shows it, or the format.
         section: String,
+        /// Reason why the link's own partitions do not replace it.
+        why: String,
     },
     /// A function that is needed is not in the shipped text, byte for byte.
     #[error("function `{function}` of {unit} is not in the shipped text: {why}", function = readable(.function))]

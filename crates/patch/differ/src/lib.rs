@@ -72,6 +72,7 @@ mod error;
 mod function_moves;
 mod in_place;
 mod library;
+mod link_time;
 mod object_file;
 mod options;
 mod placement;
@@ -90,7 +91,8 @@ use std::collections::BTreeMap;
 
 pub use error::Refusal;
 pub use library::exports;
-pub use options::{HookNames, Options, Outcome, Placed, Placement, UnitInput};
+pub use link_time::distinguish_statics;
+pub use options::{HookNames, Options, Outcome, Placed, Placement, SourceObjects, UnitInput};
 pub use target::TargetElf;
 
 /// Compares the units before and after, and makes the patch that changes `target` from one to the other.

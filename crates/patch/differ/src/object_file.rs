@@ -213,10 +213,18 @@ fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
     }
 }
 
+/// Start of an object of clang's link-time optimisation, which is no ELF file.
+const LLVM_BITCODE: &[u8] = b"BC\xc0\xde";
+
 impl<'a> Object<'a> {
     /// Reads an object; never panics, for any input.
     pub(crate) fn parse(bytes: &'a [u8], unit: &str, side: &'static str) -> Result<Self, Refusal> {
         let bad = |why: String| Refusal::BadObject { unit: unit.to_owned(), side, why };
+        if bytes.starts_with(LLVM_BITCODE) {
+            let (unit, section, why) =
+                (unit.to_owned(), "LLVM bitcode".to_owned(), "only gcc's can be patched".to_owned());
+            return Err(Refusal::Lto { unit, side, section, why });
+        }
         let file = ElfFile64::<Endianness>::parse(bytes).map_err(|e| bad(e.to_string()))?;
         let e = Endianness::Little;
         let header = file.elf_header();
@@ -227,7 +235,9 @@ impl<'a> Object<'a> {
         for section in file.sections() {
             let name = section.name().map_err(|e| bad(e.to_string()))?;
             if name.starts_with(".gnu.lto_") {
-                return Err(Refusal::Lto { unit: unit.to_owned(), side, section: name.to_owned() });
+                let (unit, section, why) =
+                    (unit.to_owned(), name.to_owned(), "it has no machine code of its own".to_owned());
+                return Err(Refusal::Lto { unit, side, section, why });
             }
             while sections.len() < section.index().0 {
                 sections.push(empty_section());

@@ -15,6 +15,21 @@ pub struct UnitInput<'a> {
     pub before: &'a [u8],
     /// Object of the source with this patch, compiled as `before` was.
     pub after: &'a [u8],
+    /// Source units of a program that was optimised when it was linked: its objects have the code of all of them
+    /// (see [`distinguish_statics`](crate::distinguish_statics)), and types are compared in each changed one. `None` for
+    /// a unit that was compiled alone.
+    pub sources: Option<&'a [SourceObjects]>,
+}
+
+/// Objects of one source unit, for their types alone.
+#[derive(Debug, Clone, Default)]
+pub struct SourceObjects {
+    /// Path relative to the source directory.
+    pub path: String,
+    /// Object compiled as shipped.
+    pub shipped: Vec<u8>,
+    /// Object of the source with this patch.
+    pub after: Vec<u8>,
 }
 
 /// Names of functions of the after side that run around the transition; each is `int f(void)`, static or global.

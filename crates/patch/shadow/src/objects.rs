@@ -77,7 +77,7 @@ impl<'u> Search<'u, '_> {
         let is_local = is_local(node);
         let is_derived = node.child_by_field_name("type").is_some_and(|ty| self.unit.is_type_of(ty));
         let is_ours = self.is_ours(node);
-        if !is_ours && !(is_derived && is_local) {
+        if !(is_ours || is_derived && is_local) {
             return;
         }
         if is_ours && is_function(node) {

@@ -241,7 +241,8 @@ impl<'u> Pass<'u> {
         edits.apply(&self.unit.text)
     }
 
-    fn mark_memory(&self, mark: &mut dyn FnMut((usize, usize), &str, usize, &str, String)) {
+    /// Marks the sizes, memory and derived types; `mark` takes range, label, number, and the texts before and after.
+    fn mark_memory(&self, mark: &mut impl FnMut((usize, usize), &str, usize, &str, String)) {
         for (number, size) in self.uses.sizes.iter().enumerate() {
             let range = (size.node.start_byte(), size.node.end_byte());
             let operand = format!("__typeof__({})", size.operand);

@@ -179,8 +179,7 @@ fn clearing<'t>(unit: &Unit, call: Node<'t>) -> Option<Call<'t>> {
 /// Finds the task of a `sizeof`, and whether the size is that of one object.
 fn task<'t>(unit: &Unit, allocators: &BTreeSet<String>, node: Node<'t>) -> (Task<'t>, bool) {
     let (mut at, mut is_one) = (node, true);
-    loop {
-        let Some(parent) = at.parent() else { break };
+    while let Some(parent) = at.parent() {
         match parent.kind() {
             "parenthesized_expression" | "cast_expression" => {}
             "binary_expression" => match parent.child_by_field_name("operator").map(|op| unit.slice(op)) {

@@ -28,31 +28,59 @@ pub(super) enum DebugInfoError {
     Nesting,
 }
 
+/// Beginning of the names of debug sections that the compiler wrote for link-time optimisation.
+const EARLY: &str = ".gnu.debuglto_";
+
+/// Number of bits of an offset in [`address_of`].
+const OFFSET_BITS: u32 = 40;
+
+/// Returns one number for a place in a section of an object.
+pub(super) fn address_of(section: usize, offset: u64) -> u64 {
+    ((section as u64) << OFFSET_BITS).wrapping_add(offset)
+}
+
 /// The debug sections of one object, relocated.
 pub(super) struct Sections(gimli::DwarfSections<Vec<u8>>);
 
 impl Sections {
     pub(super) fn load(object: &[u8]) -> Result<Self, DebugInfoError> {
+        // The reader uses only names and types: it skips lists of locations and ranges, which have most of the
+        // relocations. The header of the lines is part of a unit in gimli.
+        const SECTIONS: &str = ".debug_info .debug_types .debug_abbrev .debug_str .debug_line_str .debug_str_offsets \
+            .debug_addr .debug_line";
+        Self::load_some(object, SECTIONS, false)
+    }
+
+    /// Loads also the ranges of code; addresses are those of [`address_of`].
+    pub(super) fn load_with_places(object: &[u8]) -> Result<Self, DebugInfoError> {
+        const SECTIONS: &str = ".debug_info .debug_types .debug_abbrev .debug_str .debug_line_str .debug_str_offsets \
+            .debug_addr .debug_line .debug_ranges .debug_rnglists";
+        Self::load_some(object, SECTIONS, true)
+    }
+
+    fn load_some(object: &[u8], wanted: &str, places: bool) -> Result<Self, DebugInfoError> {
         let file = object::File::parse(object)?;
         let named = |name: &str| file.sections().any(|s| s.name() == Ok(name));
         if named(".debug_info.dwo") {
             return Err(DebugInfoError::Split);
         }
-        if !named(".debug_info") {
+        let is_early = !named(".debug_info") && named(&format!("{EARLY}.debug_info"));
+        if !named(".debug_info") && !is_early {
             return Err(DebugInfoError::Missing);
         }
-        // The reader uses only names and types: it skips lists of locations and ranges, which have most of the
-        // relocations. The header of the lines is part of a unit in gimli.
-        const SECTIONS: &str = ".debug_info .debug_types .debug_abbrev .debug_str .debug_line_str .debug_str_offsets \
-            .debug_addr .debug_line";
-        let is_read = |name| SECTIONS.split(' ').any(|section| section == name);
-        let load = |id: gimli::SectionId| if is_read(id.name()) { relocated(&file, id.name()) } else { Ok(Vec::new()) };
+        let start = if is_early { EARLY } else { "" };
+        let is_read = |name| wanted.split(' ').any(|section| section == name);
+        let load = |id: gimli::SectionId| match is_read(id.name()) {
+            true => relocated(&file, &format!("{start}{}", id.name()), places),
+            false => Ok(Vec::new()),
+        };
         gimli::DwarfSections::load(load).map(Sections)
     }
 }
 
 /// Returns all sections of that name, joined: each type unit has a section of its own, which others refer to by number.
-fn relocated(file: &object::File<'_>, name: &str) -> Result<Vec<u8>, DebugInfoError> {
+/// With `places`, addresses are those of [`address_of`].
+fn relocated(file: &object::File<'_>, name: &str, places: bool) -> Result<Vec<u8>, DebugInfoError> {
     let mut all = Vec::new();
     for section in file.sections().filter(|section| section.name() == Ok(name)) {
         let mut bytes = section.uncompressed_data()?.into_owned();
@@ -62,8 +90,10 @@ fn relocated(file: &object::File<'_>, name: &str) -> Result<Vec<u8>, DebugInfoEr
             if relocation.kind() != RelocationKind::Absolute {
                 continue;
             }
-            let value = file.symbol_by_index(symbol)?.address().wrapping_add_signed(relocation.addend());
+            let symbol = file.symbol_by_index(symbol)?;
             let width = usize::from(relocation.size() / 8);
+            let section = symbol.section_index().filter(|_| places && width == 8).map_or(0, |section| section.0);
+            let value = address_of(section, symbol.address()).wrapping_add_signed(relocation.addend());
             let place = usize::try_from(offset).ok().and_then(|at| bytes.get_mut(at..at.checked_add(width)?));
             if let (Some(place), true) = (place, width <= 8) {
                 place.copy_from_slice(&value.to_le_bytes()[..width]);
@@ -250,6 +280,47 @@ impl<'a> Side<'a> {
         !self.names.contains_key(&die)
     }
 
+    /// Calls `visit` for every entry of code or data that has a place: with its first address, for code with that of
+    /// each of its parts.
+    pub(super) fn placed(
+        &self,
+        mut visit: impl FnMut(Die, u64) -> Result<(), DebugInfoError>,
+    ) -> Result<(), DebugInfoError> {
+        for (index, unit) in self.units.iter().enumerate() {
+            let mut entries = unit.entries();
+            while let Some(entry) = entries.next_dfs()? {
+                let die = Die { unit: index, offset: entry.offset().0 };
+                match entry.tag() {
+                    dw::DW_TAG_subprogram => {
+                        let mut ranges = self.dwarf.die_ranges(unit, entry)?;
+                        while let Some(range) = ranges.next()? {
+                            visit(die, range.begin)?;
+                        }
+                    }
+                    dw::DW_TAG_variable => {
+                        let Some(AttributeValue::Exprloc(location)) = entry.attr_value(dw::DW_AT_location) else {
+                            continue;
+                        };
+                        if let Some((&op, address)) = location.0.slice().split_first()
+                            && op == dw::DW_OP_addr.0
+                            && let Ok(address) = address.try_into()
+                        {
+                            visit(die, u64::from_le_bytes(address))?;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the name of the source file of a unit, as the compiler was given it.
+    pub(super) fn file_of(&self, unit: usize) -> String {
+        let name = self.units.get(unit).and_then(|unit| unit.name);
+        name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
     /// Returns the source file's name.
     pub(super) fn unit_name(&self) -> Option<String> {
         let name = self.units.first()?.name?;
@@ -333,7 +404,7 @@ impl<'a> Side<'a> {
         self.inherited(entry, unit, &[dw::DW_AT_name])
     }
 
-    fn linkage_name(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, DebugInfoError> {
+    pub(super) fn linkage_name(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, DebugInfoError> {
         self.inherited(entry, unit, &[dw::DW_AT_linkage_name, dw::DW_AT_MIPS_linkage_name])
     }
 

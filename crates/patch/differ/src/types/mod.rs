@@ -35,6 +35,7 @@
 mod closures;
 mod dwarf;
 mod layout;
+mod owners;
 mod references;
 mod shape;
 mod signature;
@@ -42,6 +43,7 @@ mod signature;
 use crate::Refusal;
 use dwarf::{Sections, Side};
 use layout::Comparison;
+pub(crate) use owners::{Owners, owners};
 use std::collections::BTreeMap;
 use stillpoint_patch_format::TypeFact;
 
@@ -84,13 +86,16 @@ pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Re
 
 /// Returns the members of the closures of each function, in the order of the source, by the function's readable name.
 pub(crate) fn closures(object: &[u8]) -> Result<BTreeMap<String, Vec<String>>, Refusal> {
-    let damaged = |e: dwarf::DebugInfoError| Refusal::DebugInfo { unit: "an object".to_owned(), why: e.to_string() };
     let sections = match Sections::load(object) {
         // A unit without types is refused by name once its types are needed.
         Err(dwarf::DebugInfoError::Missing) => return Ok(BTreeMap::new()),
         other => other.map_err(damaged)?,
     };
     Side::index(&sections).and_then(|side| closures::all(&side)).map_err(damaged)
+}
+
+fn damaged(error: dwarf::DebugInfoError) -> Refusal {
+    Refusal::DebugInfo { unit: "an object".to_owned(), why: error.to_string() }
 }
 
 /// Returns the function's name in the source: without the suffixes of compiler-made clones (`.part.0`, `.cold`, ...).

@@ -71,7 +71,7 @@ fn damage_is_refused_and_never_panics() {
         let _ = exports(elf);
         if let Ok(target) = TargetElf::parse(elf, "target") {
             let _ = place(&target, "unit.c", shipped);
-            let input = UnitInput { path: "unit.c", shipped, before, after };
+            let input = UnitInput { path: "unit.c", shipped, before, after, sources: None };
             let _ = diff(&target, &[input], &Options { name: "damage".to_owned(), ..Options::default() });
         }
     }
@@ -94,7 +94,7 @@ fn headers_damaged_one_byte_at_a_time_never_panic() {
         }
     }
     let target = TargetElf::parse(&elf, "target").expect("the clean target");
-    let input = UnitInput { path: "unit.c", shipped: &shipped, before: &before, after: &after };
+    let input = UnitInput { path: "unit.c", shipped: &shipped, before: &before, after: &after, sources: None };
     let options = Options { name: "clean".to_owned(), ..Options::default() };
     assert!(diff(&target, &[input], &options).is_ok(), "undamaged input is a patch");
 }

@@ -22,7 +22,7 @@ fn diff_of(first: &str, unit: &str) -> Result<Outcome, Vec<Refusal>> {
     let read = |name: &str| std::fs::read(at(name)).expect("read what g++ wrote");
     let target = TargetElf::parse(&read("target"), "target").expect("a target");
     let (shipped, before, after) = (read("shipped.o"), read("before.o"), read("after.o"));
-    let unit = UnitInput { path: "unit.cc", shipped: &shipped, before: &before, after: &after };
+    let unit = UnitInput { path: "unit.cc", shipped: &shipped, before: &before, after: &after, sources: None };
     diff(&target, &[unit], &Options { name: "rule".to_owned(), ..Options::default() })
 }
 

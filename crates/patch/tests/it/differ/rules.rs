@@ -39,7 +39,7 @@ fn diff_of(built: &Built, known: &[&str]) -> Result<Outcome, Vec<Refusal>> {
     let [shipped, before, after] = &built.objects;
     let known = known.iter().map(|name| (*name).to_owned()).collect();
     let options = Options { name: "rule".to_owned(), known, ..Options::default() };
-    diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after }], &options)
+    diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after, sources: None }], &options)
 }
 
 fn patch_of(built: &Built, known: &[&str]) -> Patch {
@@ -157,8 +157,9 @@ fn code_of_another_compilation_is_not_placed() {
     let [_, before, after] = &built.objects;
     let shipped = &other.objects[0];
     let options = Options { name: "rule".to_owned(), ..Options::default() };
-    let refusals = diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after }], &options)
-        .expect_err("what was compared is not what runs");
+    let refusals =
+        diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after, sources: None }], &options)
+            .expect_err("what was compared is not what runs");
     assert!(refusals.iter().any(|r| r.code() == "unplaced-function"), "{refusals:?}");
 }
 

@@ -234,6 +234,7 @@ pub(crate) fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> 
             shipped: &unit.shipped,
             before: unit.base.as_deref().unwrap_or(&unit.plain),
             after: &unit.after,
+            sources: None,
         })
         .collect();
     let mut known = Vec::new();
@@ -254,7 +255,7 @@ pub(crate) fn diff_base(case: &Case, built: &Built) -> Option<Result<Outcome, Ve
 impl UnitObjects {
     fn first_of_series(&self) -> Option<UnitInput<'_>> {
         let base = self.base.as_deref()?;
-        Some(UnitInput { path: &self.path, shipped: &self.shipped, before: &self.plain, after: base })
+        Some(UnitInput { path: &self.path, shipped: &self.shipped, before: &self.plain, after: base, sources: None })
     }
 }
 
