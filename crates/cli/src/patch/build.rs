@@ -311,7 +311,7 @@ fn failure(error: Error, shipped: &ShippedAs, output: &Output) -> Failure {
     if error.is_refusal() {
         let reasons: Vec<_> = match &error {
             Error::Refused(refusals) => refusals.iter().map(|r| (r.code(), r.to_string())).collect(),
-            Error::ShadowMembers(refusals) => refusals.iter().map(|r| (r.code(), r.to_string())).collect(),
+            Error::ShadowMembers(refusals) => refusals.iter().map(|r| (r.code().to_owned(), r.to_string())).collect(),
             other => other.codes().into_iter().map(|code| (code, other.to_string())).collect(),
         };
         let reasons: Vec<_> = reasons.iter().map(|(code, text)| json!({"code": code, "text": text})).collect();

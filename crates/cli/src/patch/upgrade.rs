@@ -14,10 +14,11 @@ use super::scan;
 use super::upgrade_report::{Account, Effort, Kept, State};
 use super::wave::Pace;
 use crate::output::{Exit, Failure, Output, Success};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 use stillpoint_patch_builder::{
-    Builder, Built, DebianRequest, Error, Plan, Readable, RefusedDiff, Shipped, ShippedAs, Statement, write_whole,
+    Builder, DebianRequest, Error, LeftOut, Plan, Readable, Shipped, ShippedAs, Statement, write_whole,
 };
 use stillpoint_patch_engine::fleet::{MappedFile, Search};
 use stillpoint_patch_engine::{IdlePriority, Options};
@@ -101,7 +102,7 @@ struct Upgrade {
     /// CVEs that it fixes.
     cves: Vec<String>,
     /// Diffs of the version that are no part of it.
-    refused: Vec<RefusedDiff>,
+    refused: Vec<LeftOut>,
 }
 
 impl Args {
@@ -112,7 +113,7 @@ impl Args {
 
     /// Brings one file to its newest code in all processes.
     fn upgrade(&self, file: &File, output: &Output) -> Effort {
-        let prepared = with_builder(&self.workplace, output, |builder| self.prepare(file, builder));
+        let prepared = with_builder(&self.workplace, output, |builder| self.prepare(file, &builder));
         let (upgrade, patch) = match prepared {
             Ok(Prepared::Gone) => return Effort::Gone,
             Ok(Prepared::Kept(kept)) => return Effort::Kept(kept),
@@ -155,22 +156,21 @@ impl Args {
             return Ok(Prepared::Kept(Kept { cves, ..kept }));
         }
         let description = Some(format!("{} from {running} to {version}", request.package));
-        let statement = Statement { name: Some(name.clone()), description, cves, ..Statement::default() };
-        let built = match builder.build_debian(&request, &statement) {
-            Err(error) if error.is_refusal() => return part_of(file, builder, &request, statement, error),
-            built => built?,
+        let statement = Statement { name: Some(name.clone()), description, ..Statement::default() };
+        let built = builder.build_debian(&request, &statement)?;
+        let refused = built.report.left_out;
+        let Some(mut patch) = built.patch else {
+            let kept =
+                Kept::new(State::SameCode, Some(version.clone()), format!("its code is that of {version} already"));
+            return Ok(Prepared::Kept(Kept { cves, ..kept }));
         };
-        Ok(match built.patch {
-            Some(patch) => {
-                let cves = patch.cves.clone();
-                Prepared::Built(Upgrade { name, version, cves, refused: Vec::new() }, Box::new(patch))
-            }
-            None => {
-                let why = format!("its code is that of {version} already");
-                let kept = Kept::new(State::SameCode, Some(version), why);
-                Prepared::Kept(Kept { cves: statement.cves, ..kept })
-            }
-        })
+        // the CVEs of the whole difference are not those of a part of it
+        match refused.is_empty() {
+            true => patch.cves = patch.cves.into_iter().chain(cves).collect::<BTreeSet<_>>().into_iter().collect(),
+            false => patch.name = file.patch_name(&format!("{version}-part")),
+        }
+        let (name, cves) = (patch.name.clone(), patch.cves.clone());
+        Ok(Prepared::Built(Upgrade { name, version, cves, refused }, Box::new(patch)))
     }
 
     /// Applies the patch in all processes; returns the number that were changed, the processes that are left with the reasons, and the code
@@ -207,31 +207,7 @@ fn applied(upgrade: Upgrade, done: usize, left: Vec<String>, exit: Option<Exit>)
     Effort::Applied { patch: name, version, cves, refused, done, left, is_unfinished: exit == Some(Exit::Unknown) }
 }
 
-/// Builds a patch of the diffs that can be live, as all of them together were refused.
-fn part_of(
-    file: &File,
-    builder: &Builder<'_>,
-    request: &DebianRequest,
-    statement: Statement,
-    all: Error,
-) -> Result<Prepared, Error> {
-    let version = request.version.clone().unwrap_or_default();
-    // the CVEs of the whole difference are not those of a part of it
-    let name = file.patch_name(&format!("{version}-part"));
-    let statement = Statement { name: Some(name.clone()), cves: Vec::new(), ..statement };
-    Ok(match builder.build_parts(request, &statement) {
-        Ok((Some(Built { patch: Some(patch), .. }), refused)) => {
-            let cves = patch.cves.iter().filter(|cve| !refused.iter().any(|diff| diff.cves.contains(cve)));
-            let cves: Vec<String> = cves.cloned().collect();
-            let patch = Patch { cves: cves.clone(), ..patch };
-            Prepared::Built(Upgrade { name, version, cves, refused }, Box::new(patch))
-        }
-        // a difference that is no list of diffs, or of which no part can be live
-        _ => Prepared::Kept(Kept { version: Some(version), ..not_built(&all) }),
-    })
-}
-
-/// Request for everything that the newest version changes.
+/// Request for everything that the newest version changes and that can be live.
 fn whole_difference() -> DebianRequest {
     DebianRequest {
         package: String::new(),
@@ -243,6 +219,7 @@ fn whole_difference() -> DebianRequest {
         integrated: None,
         binary: None,
         names: Vec::new(),
+        is_partial: true,
     }
 }
 

@@ -6,7 +6,7 @@ use crate::output::{Exit, Failure, Output, Success};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use stillpoint_patch_builder::RefusedDiff;
+use stillpoint_patch_builder::LeftOut;
 use stillpoint_patch_provenance::scan::{Class, Finding, ProcessName, Reason, Report, Unseen};
 
 /// State of a file in some processes, at the end.
@@ -78,7 +78,7 @@ pub(super) enum Effort {
         version: String,
         cves: Vec<String>,
         /// Diffs of the version that are no part of the patch.
-        refused: Vec<RefusedDiff>,
+        refused: Vec<LeftOut>,
         /// Processes that were changed.
         done: usize,
         /// Processes that were not, with the reasons.
@@ -310,7 +310,7 @@ fn rows_of(file: &File, effort: &Effort, found: &[&Finding]) -> Vec<Row> {
         (processes(&|finding| effort.is_active_in(finding)), processes(&|finding| !effort.is_active_in(finding)));
     if !with.is_empty() {
         for diff in refused {
-            let reasons = vec![format!("{}: {}", diff.name, diff.error)];
+            let reasons = vec![format!("{}: {}", diff.diff, diff.reason)];
             rows.push(Row { cves: diff.cves.clone(), reasons, ..row(State::Refused, with.clone()) });
         }
         // what no entry of the changelog names, and no tracker states for a version up to it

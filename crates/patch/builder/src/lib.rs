@@ -123,7 +123,6 @@ pub use stillpoint_host::Cache;
 pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};
 pub use stillpoint_patch_shadow::{Refusal as ShadowRefusal, ShadowMember};
-pub use upgrade::RefusedDiff;
 pub use verdict::{ChangedFile, Verdict};
 
 /// Header and source of shadow variables, for hooks.

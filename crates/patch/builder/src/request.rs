@@ -387,7 +387,7 @@ fn can_mount() -> Result<(), Error> {
 }
 
 /// Returns diffs of a series that neither the binary nor earlier patches have.
-pub(crate) fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
+fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
     let there = |d: &Diff| shipped.iter().chain(base).any(|s| s.text == d.text);
     series.diffs.iter().filter(|d| !there(d)).cloned().collect()
 }

@@ -158,6 +158,7 @@ fn forward(
         integrated: None,
         names: Vec::new(),
         binary: None,
+        is_partial: false,
     };
     let mut best: Option<Outcome> = None;
     for program in programs {

@@ -32,12 +32,11 @@ __attribute__((noinline)) int answered()\n{\n    return count;\n}\n";
 
 struct Program {
     directory: tempfile::TempDir,
-    suffix: &'static str,
 }
 
 impl Program {
     fn new(suffix: &'static str, link_options: &[&str]) -> Program {
-        let program = Program { directory: tempfile::tempdir().unwrap(), suffix };
+        let program = Program { directory: tempfile::tempdir().unwrap() };
         let source = program.source();
         fs::create_dir(&source).unwrap();
         let answer = if suffix == "c" { ANSWER } else { ANSWER_CXX };

@@ -128,6 +128,7 @@ fn change(
             integrated: None,
             names: Vec::new(),
             binary: Some(PathBuf::from(program)),
+            is_partial: false,
         };
         match builder.build_debian(&request, &Statement::default()) {
             Ok(built) if built.patch.is_some() => return Ok((diff.name.clone(), file)),
