@@ -371,7 +371,7 @@ demo (1-2) stable; urgency=low
     #[test]
     fn a_build_id_that_was_seen_names_an_older_version() {
         let dir = root();
-        let old = dir.path().join("cache/demo_1-1/usr/bin");
+        let old = dir.path().join("cache/demo_1-1-each/demo/usr/bin");
         fs::create_dir_all(&old).unwrap();
         fs::copy("/bin/sleep", old.join("demo")).unwrap();
         let seen = SeenPackages { debs: Vec::new(), unpacked: Some(dir.path().join("cache")) };
@@ -379,7 +379,7 @@ demo (1-2) stable; urgency=low
         let subject =
             Subject { path: "/usr/bin/demo".into(), deleted: true, file: Some(File::open("/bin/sleep").unwrap()) };
         let found = origins.of(&[subject]).unwrap().remove(0);
-        let from = Evidence::BuildId(dir.path().join("cache/demo_1-1").display().to_string());
+        let from = Evidence::BuildId(dir.path().join("cache/demo_1-1-each").display().to_string());
         assert_eq!(running(&found), Some(("1-1", &from)));
     }
 }

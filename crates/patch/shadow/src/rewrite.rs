@@ -145,9 +145,9 @@ fn without(text: &[u8], member: &ShadowMember) -> Result<Option<(Vec<u8>, bool)>
 /// Question to the compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Question {
-    /// Which expressions access the member?
+    /// Expressions that access the member.
     Accesses,
-    /// Where do objects begin, and is their memory used otherwise?
+    /// Places where objects begin, and other uses of their memory.
     Objects,
 }
 

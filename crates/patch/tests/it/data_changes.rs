@@ -1,10 +1,10 @@
 //! Patches that change initialised data, on a program whose threads compare all values with the version of their code.
 
 use std::path::{Path, PathBuf};
-use stillpoint_patch_tests::cli::{Run, Stillpoint};
+use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::kill_injection::{KillInstant, run, sample};
 use stillpoint_patch_tests::quiescence_program::{flags, there_and_back};
-use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, revert, soak, status};
+use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, refused, revert, soak, status};
 use stillpoint_patch_tests::wait;
 
 const ALL_AT_ONCE: [&str; 2] = ["--quiescence", "stop"];
@@ -19,14 +19,6 @@ fn revert_data(victim: &Victim) -> Stillpoint {
 
 fn patch(program: &Program, to: u32) -> PathBuf {
     program.patch_with(to, &["--write-data"])
-}
-
-#[track_caller]
-fn refused(run: &Run, texts: &[&str]) {
-    assert_eq!(run.code, Some(3), "{run}");
-    for text in texts {
-        assert!(run.stderr.contains(text), "{text:?}: {run}");
-    }
 }
 
 #[test]

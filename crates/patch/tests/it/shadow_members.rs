@@ -1,18 +1,9 @@
 //! A structure that gains a member, in a program whose threads make and end objects of it all the time.
 
-use stillpoint_patch_tests::cli::Run;
-use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, revert};
+use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, refused, revert};
 use stillpoint_patch_tests::wait;
 
 const ALL_AT_ONCE: [&str; 2] = ["--quiescence", "stop"];
-
-#[track_caller]
-fn refused(run: &Run, texts: &[&str]) {
-    assert_eq!(run.code, Some(3), "{run}");
-    for text in texts {
-        assert!(run.stderr.contains(text), "{text:?}: {run}");
-    }
-}
 
 #[test]
 fn an_added_member_lives_beside_the_objects() {

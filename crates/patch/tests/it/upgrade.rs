@@ -216,7 +216,8 @@ fn outdated_processes_are_fixed_live_and_a_second_call_finishes_what_is_left() {
     );
     assert_eq!(servers.each_ref().map(|server| server.bounded(100)), ["16", "16"]);
 
-    let (_, scanned) = machine.stillpoint(&["--json", "patch", "scan"]);
+    let sources = dir.path().display().to_string();
+    let (_, scanned) = machine.stillpoint(&["--json", "patch", "scan", "--sources", &sources]);
     let scanned: Value = serde_json::from_str(scanned.lines().next().expect("a line")).expect("JSON");
     let found = scanned["findings"].as_array().expect("a list").iter().find(|one| one["package"] == PACKAGE);
     let found = found.unwrap_or_else(|| panic!("no finding: {scanned:#}"));

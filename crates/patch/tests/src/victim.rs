@@ -662,6 +662,15 @@ impl Snapshot {
     }
 }
 
+/// Panics unless a command refused, with each of the texts in its message.
+#[track_caller]
+pub fn refused(run: &Run, texts: &[&str]) {
+    assert_eq!(run.code, Some(3), "{run}");
+    for text in texts {
+        assert!(run.stderr.contains(text), "{text:?}: {run}");
+    }
+}
+
 /// Panics unless the call was refused with one clear line that names `thing`.
 #[track_caller]
 pub fn assert_refused(run: &Run, thing: &str) {
