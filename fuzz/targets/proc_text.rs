@@ -21,6 +21,9 @@ mod memmap;
 mod status;
 
 use ids::{Pid, Tid};
+// maps.rs names it so
+#[allow(unused_imports)]
+use status::Stat;
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let Some((which, bytes)) = input.split_first() else { return Corpus::Reject };

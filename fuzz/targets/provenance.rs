@@ -29,7 +29,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
             }
         }
         2 => {
-            let release = Release { codename: "bookworm".into(), number: "12".into() };
+            let release = Release { distribution: "debian".into(), codename: "bookworm".into(), number: "12".into() };
             if let Ok(tracker) = Tracker::parse(bytes, &release, &BTreeSet::from(["redis"])) {
                 let _ = tracker.fixed_after("redis", "1");
             }
