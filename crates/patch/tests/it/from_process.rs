@@ -155,6 +155,7 @@ fn a_process_gets_every_diff_of_the_newest_version_that_can_be_live() {
     binary_package(&sources, &program);
     source(&sources, "1.0-2", &[("fix.patch", FIX), ("layout.patch", LAYOUT)]);
     let mut older = Older::start(&program);
+    older.assert_answers("1");
     // the usual case: the file was removed
     fs::remove_file(&program).expect("remove the program");
     let pid = older.child.id().to_string();
