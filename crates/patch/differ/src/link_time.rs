@@ -82,10 +82,11 @@ fn split<'n>(name: &'n str, stated: &str) -> Option<(&'n str, &'n str)> {
     name.split_at_checked(at)
 }
 
-/// Removes `.lto_priv.N` from a name.
+/// Removes each `.lto_priv.N` from a name; a function that was numbered may be numbered again.
 fn without_numbers_of_partitions(name: &str) -> String {
-    let Some((start, rest)) = name.split_once(NUMBERED) else { return name.to_owned() };
-    format!("{start}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
+    let mut parts = name.split(NUMBERED);
+    let start = parts.next().unwrap_or_default().to_owned();
+    parts.fold(start, |start, rest| start + rest.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
 /// Numbers names of the compiler that several partitions have. The error is a name of something else at two places, or
@@ -155,6 +156,7 @@ mod tests {
         assert_eq!(without_numbers_of_partitions("f.lto_priv.12"), "f");
         assert_eq!(without_numbers_of_partitions("f.lto_priv.0.cold"), "f.cold");
         assert_eq!(without_numbers_of_partitions("f.constprop.0"), "f.constprop.0");
+        assert_eq!(without_numbers_of_partitions("f.lto_priv.1.lto_priv.0.cold"), "f.cold");
     }
 
     #[test]
