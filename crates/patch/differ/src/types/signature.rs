@@ -8,9 +8,7 @@ use super::layout::Comparison;
 use super::source_name;
 use crate::Refusal;
 use gimli::constants as dw;
-use object::{
-    Object, ObjectSection, ObjectSymbol, RelocationFlags, RelocationTarget, SectionIndex, SectionKind, SymbolKind, elf,
-};
+use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SectionKind, SymbolKind};
 use std::collections::BTreeMap;
 
 /// Refuses each of `functions` whose parameters or result changed, if unchanged code or data has its address.
@@ -93,10 +91,10 @@ fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, DebugInfoError> {
         if section.name().is_ok_and(|name| describes.iter().any(|prefix| name.starts_with(prefix))) {
             continue;
         }
+        let data = section.data()?;
         for (offset, relocation) in section.relocations() {
-            let is_call = relocation.flags() == RelocationFlags::Elf { r_type: elf::R_X86_64_PLT32 };
             let RelocationTarget::Symbol(index) = relocation.target() else { continue };
-            if is_call && !is_data {
+            if !is_data && is_branch(data, offset) {
                 continue;
             }
             let symbol = file.symbol_by_index(index)?;
@@ -119,4 +117,11 @@ fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, DebugInfoError> {
         }
     }
     Ok(users)
+}
+
+/// Returns true if the four bytes at an offset of code are the distance of a call or a jump: `e8`, `e9` or `0f 8x` stands before them. Every
+/// other operand of that form follows a ModRM byte below `40`.
+fn is_branch(code: &[u8], offset: u64) -> bool {
+    let before = usize::try_from(offset).ok().and_then(|offset| code.get(..offset)).unwrap_or_default();
+    matches!(before, [.., 0xe8 | 0xe9] | [.., 0x0f, 0x80..=0x8f])
 }

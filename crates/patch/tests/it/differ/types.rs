@@ -235,6 +235,7 @@ fn a_signature_may_change_only_with_all_who_refer_to_it() {
     used(&["f", "g"], &both).expect("both change");
     // code that calls it is the same only if it already passes what the new function wants
     used(&["f"], &both).expect("a call");
+    used(&["f"], &both.replace("int f(", "static int f(")).expect("a call of a static");
     let taken = source("void *g(void) { return f; }", "void *g(void) { return f; }");
     let refusals = used(&["f"], &taken).expect_err("g stays");
     assert_eq!(refusals[0].code(), "signature-changed");
