@@ -102,7 +102,6 @@ mod sources;
 mod tree;
 
 mod unused_declarations;
-mod upgrade;
 mod verdict;
 mod version_difference;
 

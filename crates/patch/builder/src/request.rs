@@ -168,7 +168,9 @@ impl Builder<'_> {
         };
         let is_complete = is_other_version && request.quilt.is_empty() && built.report.left_out.is_empty();
         if let Some(patch) = built.patch.as_mut().filter(|_| is_complete) {
-            patch.cves.extend(cves_since(shipped_source, &source));
+            // without a changelog that can be read, nothing is claimed
+            let named = cves_since(shipped_source.version(), &source).ok().flatten();
+            patch.cves.extend(named.unwrap_or_default());
             patch.cves.sort();
             patch.cves.dedup();
         }

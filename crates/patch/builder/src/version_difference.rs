@@ -12,7 +12,7 @@ use crate::debian::Diff;
 use crate::package::{QUILT, SourcePackage};
 use crate::sandbox::output;
 use crate::tree::{is_build_file, is_source};
-use crate::{Builder, Error};
+use crate::{Builder, Error, Parts};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,6 +65,15 @@ impl Builder<'_> {
         Ok(remainder.into_iter().chain(added).collect())
     }
 
+    /// Returns the CVEs that the changelog of a source package's version names for the versions above `from`; `None` if it does not reach
+    /// back to `from`.
+    ///
+    /// # Errors
+    /// The source cannot be fetched, or its changelog cannot be read.
+    pub fn cves_since(&self, package: &str, version: &str, from: &str) -> Result<Option<Vec<String>>, Error> {
+        cves_since(from, &self.fetch_source(package, Some(version), Parts::Source)?)
+    }
+
     /// Makes the newer source with the diffs that both series name; `None` if they, or the added ones, do not apply in this order.
     fn split_tree(
         &self,
@@ -103,11 +112,11 @@ fn remainder(old: &SourcePackage, new: &SourcePackage, text: Vec<u8>) -> Option<
     (files > 0).then_some(Diff { name, cves: Vec::new(), subject, text })
 }
 
-/// Returns the CVEs that the changelog of a newer version names since an older one. All of them are fixed in a program that has every diff.
-pub(crate) fn cves_since(old: &SourcePackage, new: &SourcePackage) -> Vec<String> {
-    let log = Tree::open(new.tree()).ok().and_then(|tree| tree.read("debian/changelog").ok()).unwrap_or_default();
-    let log = Changelog::parse(&String::from_utf8_lossy(&log));
-    log.cves_between(old.version(), new.version()).unwrap_or_default()
+/// Returns the CVEs that the changelog of a newer version names since an older one; `None` if it does not reach back to it. All of them are
+/// fixed in a program that has every diff.
+pub(crate) fn cves_since(from: &str, new: &SourcePackage) -> Result<Option<Vec<String>>, Error> {
+    let text = Tree::open(new.tree())?.read("debian/changelog")?;
+    Ok(Changelog::parse(&String::from_utf8_lossy(&text)).cves_between(from, new.version()))
 }
 
 /// Returns true if a file may make a difference to a program: of the packaging, only sources and files that decide about the build.

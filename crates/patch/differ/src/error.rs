@@ -239,7 +239,7 @@ pub enum Refusal {
         /// Members that a structure gained, if no other changed than by its offset; `None` if more changed.
         added: Option<Vec<String>>,
     },
-    /// The parameters or the result of a function changed, and some of its callers are unchanged.
+    /// The parameters or the result of a function changed, and code or data that stays has its address.
     #[error("function `{function}` changed from `{before}` to `{after}`, but {user}", function = readable(.function))]
     SignatureChanged {
         /// The function.
@@ -248,7 +248,7 @@ pub enum Refusal {
         before: String,
         /// Type after the change.
         after: String,
-        /// Unchanged code or data that refers to it.
+        /// Code or data that stays and has its address.
         user: String,
     },
     /// DWARF is missing or damaged, so that types cannot be compared.

@@ -1,6 +1,22 @@
 //! Servers of the distribution that have no client of ours: small changes to their sources, and commands whose output
 //! shows that a change is active.
 
+/// Makes a [`Change`] from its fields in order.
+macro_rules! change {
+    ($name:literal, $target:expr, $file:literal, $function:literal, $code:literal, $ask:literal, $before:literal => $after:literal) => {
+        Change {
+            name: $name,
+            target: $target,
+            file: $file,
+            function: $function,
+            code: $code,
+            ask: $ask,
+            before: $before,
+            after: $after,
+        }
+    };
+}
+
 pub mod apache;
 pub mod node;
 pub mod slapd;

@@ -295,21 +295,6 @@ fn settings(package: &Package, dir: &Path, port: u16, mpm: Mpm) -> String {
         )
 }
 
-macro_rules! change {
-    ($name:literal, $target:expr, $file:literal, $function:literal, $code:literal, $ask:literal, $before:literal => $after:literal) => {
-        Change {
-            name: $name,
-            target: $target,
-            file: $file,
-            function: $function,
-            code: $code,
-            ask: $ask,
-            before: $before,
-            after: $after,
-        }
-    };
-}
-
 /// Returns all changes; those of another MPM are left out.
 #[rustfmt::skip]
 pub fn changes(mpm: Mpm) -> Vec<Change> {

@@ -129,21 +129,6 @@ fn records() -> String {
     text
 }
 
-macro_rules! change {
-    ($name:literal, $target:expr, $file:literal, $function:literal, $code:literal, $ask:literal, $before:literal => $after:literal) => {
-        Change {
-            name: $name,
-            target: $target,
-            file: $file,
-            function: $function,
-            code: $code,
-            ask: $ask,
-            before: $before,
-            after: $after,
-        }
-    };
-}
-
 /// Returns all changes.
 #[rustfmt::skip]
 pub fn changes() -> Vec<Change> {
