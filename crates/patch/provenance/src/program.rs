@@ -179,6 +179,12 @@ mod tests {
     fn the_libraries_of_a_process_are_known() {
         let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
         let pid = Pid(child.id() as i32);
+        // the kernel lets the parent go on before the child has its new mappings
+        let has_started = || {
+            let files = ProcessFiles::of(pid).unwrap();
+            files.is_some_and(|files| files.name == "sleep" && files.library("libc.so.6").is_ok())
+        };
+        while !has_started() {}
         let of = |library| Program::of_process(pid, library, &SeenPackages::default());
         let found = [of(None), of(Some("libc.so.6"))]
             .map(|program| program.map(|program| program.running().unwrap().0.source.clone()));
