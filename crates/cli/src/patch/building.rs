@@ -151,10 +151,9 @@ pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
                         are stopped";
             Some(text.to_owned())
         }
-        Error::Refused(refusals) if super::shadow_members::options(refusals).is_some() => {
-            super::shadow_members::options(refusals)
+        Error::Refused(_) | Error::ShadowMembers(_) if super::shadow_members::hint(error).is_some() => {
+            super::shadow_members::hint(error)
         }
-        Error::ShadowMembers(refusals) => Some(super::shadow_members::hint(refusals)),
         Error::Refused(_) | Error::ChangesBuild { .. } => Some(
             "leave out the diffs that need this, or upgrade the package; stillpoint-patch-hooks(7) can replace a change of data"
                 .to_owned(),

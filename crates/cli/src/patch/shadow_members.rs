@@ -1,6 +1,6 @@
 //! Options of `stillpoint patch build` for members that structures gain, and their proposal.
 
-use stillpoint_patch_builder::{Refusal, ShadowMember, ShadowMembers, ShadowRefusal};
+use stillpoint_patch_builder::{Error, ShadowMember, ShadowMembers};
 
 /// Members that become shadow variables.
 #[derive(clap::Args)]
@@ -23,35 +23,21 @@ impl ShadowOptions {
     }
 }
 
-/// Returns the options that could make a refused patch possible: nothing but added members is refused.
-pub(super) fn options(refusals: &[Refusal]) -> Option<String> {
-    let mut members = Vec::new();
-    for refusal in refusals {
-        match refusal {
-            Refusal::TypeLayoutChanged { type_name, added: Some(added), .. } => {
-                let name = type_name.strip_prefix("struct ").unwrap_or(type_name);
-                members.extend(added.iter().map(|member| format!("{name}.{member}")));
-            }
-            // a variable of such a type has another size, too
-            Refusal::VariableChanged { .. } => {}
-            _ => return None,
+/// Returns the options that could make a refused patch possible, with what their author has to know.
+pub(super) fn hint(error: &Error) -> Option<String> {
+    let proposed = ShadowMembers::default().proposed(error);
+    match (error, proposed) {
+        (Error::ShadowMembers(_), None) => Some(
+            "change the diff so that it does without, or upgrade the package; docs/limits.md explains each kind".into(),
+        ),
+        (_, None) => None,
+        (_, Some(ShadowMembers { members, allocators })) if members.is_empty() => {
+            Some(format!("--shadow-allocator {}, if they return new memory of this size", allocators.join(" ")))
         }
-    }
-    members.sort();
-    members.dedup();
-    let list = members.join(" ");
-    let text = "if 0, or the =VALUE that is added to a member, is right for the objects that exist; apply it with --quiescence stop";
-    (!members.is_empty()).then(|| format!("--shadow-member {list}, {text}"))
-}
-
-/// Returns advice for members that cannot be shadow variables.
-pub(super) fn hint(refusals: &[ShadowRefusal]) -> String {
-    let mut functions: Vec<&str> = refusals.iter().filter_map(|refusal| refusal.allocator.as_deref()).collect();
-    functions.sort_unstable();
-    functions.dedup();
-    if functions.is_empty() {
-        "change the diff so that it does without, or upgrade the package; docs/limits.md explains each kind".to_owned()
-    } else {
-        format!("--shadow-allocator {}, if they return new memory of this size", functions.join(" "))
+        (_, Some(ShadowMembers { members, .. })) => {
+            let list: Vec<String> = members.iter().map(|one| format!("{}.{}", one.type_name, one.member)).collect();
+            let text = "if 0, or the =VALUE that is added to a member, is right for the objects that exist; apply it with --quiescence stop";
+            Some(format!("--shadow-member {}, {text}", list.join(" ")))
+        }
     }
 }

@@ -121,7 +121,7 @@ pub use shadow_members::ShadowMembers;
 pub use stillpoint_host::Cache;
 pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};
-pub use stillpoint_patch_shadow::{Refusal as ShadowRefusal, ShadowMember};
+pub use stillpoint_patch_shadow::ShadowMember;
 pub use verdict::{ChangedFile, Verdict};
 
 /// Header and source of shadow variables, for hooks.

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
 use stillpoint_host::cache::key;
-use stillpoint_patch_differ::HookNames;
+use stillpoint_patch_differ::{HookNames, Refusal as DifferRefusal};
 use stillpoint_patch_format::Patch;
 use stillpoint_patch_shadow::{Checked, Kind, Origin, Refusal, Request, Rewritten, ShadowMember, Stop, rewrite};
 
@@ -30,6 +30,25 @@ const LOOK_UP: &str = "__stillpoint_member";
 const FORGET: &str = "__stillpoint_members_forget";
 
 impl ShadowMembers {
+    /// Returns the request that could make a refused patch possible, if nothing but members that structures gain refuses it, or functions
+    /// that may be allocators. Each member begins with zero.
+    pub fn proposed(&self, error: &Error) -> Option<ShadowMembers> {
+        let mut proposed = self.clone();
+        match error {
+            Error::Refused(refusals) => proposed.members.extend(gained(refusals)?),
+            Error::ShadowMembers(refusals) => {
+                proposed.allocators.extend(refusals.iter().filter_map(|refusal| refusal.allocator.clone()));
+            }
+            _ => return None,
+        }
+        proposed.members.sort();
+        proposed.members.dedup();
+        proposed.allocators.sort();
+        proposed.allocators.dedup();
+        let is_more = proposed.members.len() > self.members.len() || proposed.allocators.len() > self.allocators.len();
+        is_more.then_some(proposed)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -48,6 +67,27 @@ impl ShadowMembers {
         }
         hooks
     }
+}
+
+/// Returns the members that structures gained; `None` if something else was refused.
+fn gained(refusals: &[DifferRefusal]) -> Option<Vec<ShadowMember>> {
+    let mut members = Vec::new();
+    for refusal in refusals {
+        match refusal {
+            DifferRefusal::TypeLayoutChanged { type_name, added: Some(added), .. } => {
+                let type_name = type_name.strip_prefix("struct ").unwrap_or(type_name);
+                members.extend(added.iter().map(|member| ShadowMember {
+                    type_name: type_name.to_owned(),
+                    member: member.clone(),
+                    value: String::new(),
+                }));
+            }
+            // a variable of such a type has another size, too
+            DifferRefusal::VariableChanged { .. } => {}
+            _ => return None,
+        }
+    }
+    Some(members)
 }
 
 /// Compiler of units without the members.

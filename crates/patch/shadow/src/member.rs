@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// `TYPE.MEMBER[=VALUE]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ShadowMember {
     /// Tag of the structure without `struct`, or the name of a typedef.
     pub type_name: String,

@@ -21,14 +21,19 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use stillpoint_patch_bench::package_diff::{changes_code, write_reversed};
 use stillpoint_patch_builder::{
-    Builder, Cache, DebianRequest, Diff, Error, Parts, Shipped, ShippedAs, SourcePackage, Statement, Verdict,
+    Builder, Built, Cache, DebianRequest, Diff, Error, Parts, Shipped, ShippedAs, SourcePackage, Statement, Verdict,
 };
 
 /// Result for one diff, from the best to the worst: the best one of several programs counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Outcome {
-    /// A patch of this number of functions.
-    Built { program: String, functions: usize },
+    /// A patch of this number of functions, and its members that became shadow variables.
+    Built {
+        program: String,
+        functions: usize,
+        #[serde(default)]
+        shadow_members: usize,
+    },
     /// Code and reason.
     Refused { code: String, reason: String },
     /// The builder failed.
@@ -163,13 +168,31 @@ fn forward(
     let mut best: Option<Outcome> = None;
     for program in programs {
         request.binary = Some(PathBuf::from(program));
-        let found = of(builder, &request, program);
+        let found = with_shadow_members(builder, &request, program);
         best = Some(best.map_or(found.clone(), |best| best.min(found)));
         if matches!(best, Some(Outcome::Built { .. } | Outcome::NotReversible { .. })) {
             break;
         }
     }
     best.ok_or_else(|| "the list names no program".to_owned())
+}
+
+/// Limit of proposals that are followed.
+const PROPOSALS_MAX: usize = 4;
+
+/// Builds a patch; where the builder proposes shadow variables and allocators, with them. What the author has to know of the program is
+/// taken as said: that zero is right for each member, and that each of these functions is an allocator.
+fn with_shadow_members(builder: &Builder, request: &DebianRequest, program: &str) -> Outcome {
+    let mut statement = Statement::default();
+    let mut result = builder.build_debian(request, &statement);
+    for _ in 0..PROPOSALS_MAX {
+        let Some(proposed) = result.as_ref().err().and_then(|error| statement.shadow_members.proposed(error)) else {
+            break;
+        };
+        statement.shadow_members = proposed;
+        result = builder.build_debian(request, &statement);
+    }
+    outcome(result, program, statement.shadow_members.members.len())
 }
 
 /// Builds the reverse of a diff; where later diffs need it, on top of their reverse.
@@ -191,7 +214,8 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             is_partial: false,
             binary: Some(PathBuf::from(program)),
         };
-        let mut found = of(builder, &request, program);
+        let build = |request: &DebianRequest| outcome(builder.build_debian(request, &Statement::default()), program, 0);
+        let mut found = build(&request);
         let needs_later = |found: &Outcome| match found {
             Outcome::NotReversible { .. } | Outcome::Failed { .. } => true,
             Outcome::Refused { code, .. } => code == "unresolved-symbol",
@@ -202,7 +226,7 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             for diff in diffs[index + 1..].iter().rev().filter(|diff| changes_code(&diff.text)) {
                 request.on_top_of.push(write_reversed(directory.path(), diff)?.display().to_string());
             }
-            let later = of(builder, &request, program);
+            let later = build(&request);
             if !matches!(later, Outcome::NotReversible { .. } | Outcome::Failed { .. }) {
                 found = later;
             }
@@ -215,14 +239,19 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
     best.ok_or_else(|| "the list names no program".to_owned())
 }
 
-fn of(builder: &Builder, request: &DebianRequest, program: &str) -> Outcome {
+fn outcome(result: Result<Built, Error>, program: &str, shadow_members: usize) -> Outcome {
     let first = |text: String| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").chars().take(400).collect();
-    match builder.build_debian(request, &Statement::default()) {
+    match result {
         Ok(built) => match built.patch {
-            Some(patch) => Outcome::Built { program: program.to_owned(), functions: patch.functions.len() },
+            Some(patch) => {
+                Outcome::Built { program: program.to_owned(), functions: patch.functions.len(), shadow_members }
+            }
             None if built.report.files.iter().any(|file| file.verdict == Verdict::NoDifference) => Outcome::SameCode,
             None => Outcome::NoPart,
         },
+        Err(error @ Error::ShadowMembers(_)) => {
+            Outcome::Refused { code: "shadow-member".into(), reason: first(error.to_string()) }
+        }
         Err(Error::Refused(refusals)) => Outcome::Refused {
             code: refusals.first().map_or_else(String::new, |refusal| refusal.code().to_owned()),
             reason: first(Error::Refused(refusals).to_string()),
@@ -244,9 +273,10 @@ fn of(builder: &Builder, request: &DebianRequest, program: &str) -> Outcome {
     }
 }
 
-const COLUMNS: [&str; 10] = [
+const COLUMNS: [&str; 11] = [
     "diffs",
     "built",
+    "with shadow members",
     "built in reverse",
     "refused",
     "refused in reverse",
@@ -278,19 +308,20 @@ fn render(state: &Path, packages: &[Vec<&str>]) -> Result<String, String> {
         let forward: BTreeSet<&str> = rows.iter().filter(|row| row.forward).map(|row| row.diff.as_str()).collect();
         for row in rows.iter().filter(|row| row.forward || !forward.contains(row.diff.as_str())) {
             let (column, why) = match &row.outcome {
-                Outcome::Built { .. } => (if row.forward { 1 } else { 2 }, None),
+                Outcome::Built { shadow_members: 1.., .. } => (2, None),
+                Outcome::Built { .. } => (if row.forward { 1 } else { 3 }, None),
                 Outcome::Refused { code, reason } => {
                     *codes.entry(code.clone()).or_default() += 1;
-                    (if row.forward { 3 } else { 4 }, Some(format!("refused: {reason}")))
+                    (if row.forward { 4 } else { 5 }, Some(format!("refused: {reason}")))
                 }
-                Outcome::SameCode => (5, None),
-                Outcome::NoPart => (6, None),
-                Outcome::Failed { reason } => (7, Some(format!("FAILED: {reason}"))),
-                Outcome::NotReversible { .. } => (8, None),
+                Outcome::SameCode => (6, None),
+                Outcome::NoPart => (7, None),
+                Outcome::Failed { reason } => (8, Some(format!("FAILED: {reason}"))),
+                Outcome::NotReversible { .. } => (9, None),
             };
             counts[0] += 1;
             counts[column] += 1;
-            counts[9] += usize::from(row.fixes_cve && matches!(row.outcome, Outcome::Built { .. }));
+            counts[10] += usize::from(row.fixes_cve && matches!(row.outcome, Outcome::Built { .. }));
             if let Some(why) = why {
                 let short: String = why.replace(['\n', '|'], " ").chars().take(240).collect();
                 let side = if row.forward { "" } else { " (reverse)" };
@@ -303,14 +334,16 @@ fn render(state: &Path, packages: &[Vec<&str>]) -> Result<String, String> {
     }
     let cells: Vec<String> = total.iter().map(usize::to_string).collect();
     let _ = writeln!(table, "| all | | {} |", cells.join(" | "));
-    let built = total[1] + total[2];
-    let code = built + total[3] + total[4] + total[7];
-    let share = 100.0 * built as f64 / code.max(1) as f64;
+    let (built, with_members) = (total[1] + total[3], total[1] + total[2] + total[3]);
+    let code = with_members + total[4] + total[5] + total[8];
+    let share = |count: usize| 100.0 * count as f64 / code.max(1) as f64;
     let kinds: Vec<String> = codes.iter().map(|(code, count)| format!("{code} {count}")).collect();
     Ok(format!(
         "`experiments/debian-fixes`: each diff of code, in reverse against the newest program that the archive serves, or (columns without \
          \"reverse\") against a program built without the fixes of CVEs. Of {code} diffs that change code of a program, {built} were built \
-         ({share:.1} %). Refusals: {}.\n\n{table}\n| package | diff | why not |\n|---|---|---|\n{details}",
+         ({:.1} %), and with shadow members {with_members} ({:.1} %). Refusals: {}.\n\n{table}\n| package | diff | why not |\n|---|---|---|\n{details}",
+        share(built),
+        share(with_members),
         kinds.join(", "),
     ))
 }
