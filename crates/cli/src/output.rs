@@ -15,6 +15,9 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind, migrate, patch};
 use stillpoint_host::text::{self, indented, lines, one_line};
 
+/// Limit of unpatched processes that are named.
+const OTHERS_NAMED_MAX: usize = 12;
+
 /// Exit code of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Success {
@@ -190,6 +193,15 @@ impl Output {
             EventKind::Patch(patch::Event::SuspendedFramesSearched { why, searched_bytes }) => {
                 let mib = searched_bytes.div_ceil(1 << 20);
                 self.note(format_args!("no suspended frame runs old code: {why}, and {mib} MiB were searched"));
+            }
+            EventKind::Patch(patch::Event::OthersUnpatched { name, pids }) => {
+                let some: Vec<String> = pids.iter().take(OTHERS_NAMED_MAX).map(i32::to_string).collect();
+                let more = if pids.len() > some.len() { ", ..." } else { "" };
+                self.note(format_args!(
+                    "{} other processes map this build without {name} (processes {}{more}); --all selects them",
+                    pids.len(),
+                    some.join(", ")
+                ));
             }
             EventKind::Warning { text } => self.warn(text),
             EventKind::Migrate(migrate::Event::TargetDropped { target, reason }) => {

@@ -36,6 +36,13 @@ pub enum Event {
         /// Bytes of memory.
         searched_bytes: u64,
     },
+    /// Processes of the machine that map the same build of the file and do not have the patch.
+    OthersUnpatched {
+        /// Name of the patch.
+        name: String,
+        /// Their numbers, parents before children.
+        pids: Vec<i32>,
+    },
     /// Every thread runs the new generation and the entries are direct jumps.
     Committed {
         /// Number of the transition.

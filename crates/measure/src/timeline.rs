@@ -230,7 +230,7 @@ impl Builder {
             }
             EventKind::PhaseStarted { .. }
             | EventKind::Warning { .. }
-            | EventKind::Patch(patch::Event::SuspendedFramesSearched { .. })
+            | EventKind::Patch(patch::Event::SuspendedFramesSearched { .. } | patch::Event::OthersUnpatched { .. })
             | EventKind::Migrate(
                 migrate::Event::Copying { .. }
                 | migrate::Event::Throttled { .. }

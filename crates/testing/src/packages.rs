@@ -110,7 +110,7 @@ pub fn source(package: &str, version: &str) -> Result<PathBuf, Unavailable> {
     let release = foreign_release().unwrap_or_default();
     let inputs = [package, version, release].map(|word| word.as_bytes().to_vec());
     let lists = availability::source_lists()?;
-    let directory = recipes::entry("unpacked-source", &name, &inputs, |tree| {
+    let directory = recipes::entry("unpacked", &name, &inputs, |tree| {
         let mut apt = release::command("apt-get")?;
         apt.args(&lists).args(["source", "-qq", "--only-source", &format!("{package}={version}")]);
         run(apt.current_dir(tree)).map(drop).map_err(Unavailable::from)

@@ -5,7 +5,9 @@ use super::sweep::{Kind, Settled, Sweep};
 use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
-use stillpoint_patch_engine::fleet::Search;
+use stillpoint_events::{Event, patch};
+use stillpoint_host::clock::now_ns;
+use stillpoint_patch_engine::fleet::{MappedFile, Search};
 use stillpoint_patch_engine::{Error, Observer, Options, Outcome, apply};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
@@ -45,9 +47,11 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         };
         let target = Some(&signed.patch.target);
         match args.processes.search(target)? {
-            None => args
-                .processes
-                .wave(&args.pace, output, |pid| apply_to(pid, &signed, &options, output, &mut observer(output)))?,
+            None => {
+                args.processes
+                    .wave(&args.pace, output, |pid| apply_to(pid, &signed, &options, output, &mut observer(output)))?;
+                report_others(&signed, &options, output);
+            }
             Some(search) => {
                 let subject = args.processes.subject(target);
                 everywhere(&signed, &options, &search, subject, true, &args.pace, output).result()?;
@@ -55,6 +59,20 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Reports the processes of the same build that were not selected, and so run the old code.
+fn report_others(signed: &Signed, options: &Options, output: &Output) {
+    if options.dry_run {
+        return;
+    }
+    let name = &signed.patch.name;
+    let others = Search::new(MappedFile::OfPatch, Some(&signed.patch.target), false).unpatched(name);
+    if !others.is_empty() {
+        let pids = others.iter().map(|pid| pid.0).collect();
+        let kind = patch::Event::OthersUnpatched { name: name.clone(), pids };
+        output.event(&Event::new(now_ns(), None, kind.into()));
+    }
 }
 
 /// Applies a patch to all processes that a search of the machine finds.

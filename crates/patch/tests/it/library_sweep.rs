@@ -392,8 +392,14 @@ fn the_build_of_an_executable_is_found_in_all_directories() {
     announce(&victims, Phase::Over(2, 1));
     Stillpoint::new().args(["patch", "revert", "victim-1-2", "--all"]).succeed();
     assert_settled(&mut victims, 1);
-    // one more by its number: the selection of before still works
+    // one by its number: the other one is named until it has the patch, too
     announce(&victims[..1], Phase::Over(1, 2));
-    apply(&patch, victims[0].pid()).succeed();
+    let run = apply(&patch, victims[0].pid()).succeed();
+    let note = format!("1 other processes map this build without victim-1-2 (processes {})", victims[1].pid());
+    assert!(run.stderr.contains(&note), "{run}");
     assert_settled(&mut victims[..1], 2);
+    announce(&victims[1..], Phase::Over(1, 2));
+    let run = apply(&patch, victims[1].pid()).succeed();
+    assert!(!run.stderr.contains("without victim-1-2"), "{run}");
+    assert_settled(&mut victims, 2);
 }

@@ -219,6 +219,12 @@ impl Search {
         census
     }
 
+    /// Returns the processes that the patch of this name is for and that do not carry it, parents before children.
+    pub fn unpatched(&self, name: &str) -> Vec<Pid> {
+        let patched: BTreeSet<Pid> = self.patched(Some(name)).matching.iter().map(|found| found.pid).collect();
+        self.run().matching.iter().map(|found| found.pid).filter(|pid| !patched.contains(pid)).collect()
+    }
+
     fn put(&self, census: &mut Census, found: FoundProcess, mismatch: Option<Mismatch>) {
         match mismatch {
             _ if found.container.is_some() && !self.with_containers => census.left_out.push(found),

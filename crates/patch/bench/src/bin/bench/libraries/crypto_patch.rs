@@ -56,16 +56,17 @@ pub(super) fn build() -> Result<CryptoPatch, Unavailable> {
 /// Returns the source with the headers that its build generates.
 fn configured(version: &str) -> Result<PathBuf, Unavailable> {
     let shipped = packages::source("openssl", version)?;
-    let directory = recipes::entry("configured-openssl", version, &[version.as_bytes().to_vec()], |tree| {
-        recipes::run(Command::new("cp").arg("-a").arg(shipped.join(".")).arg(tree))?;
-        let options = ["no-idea", "no-mdc2", "no-rc5", "no-ssl3", "no-ssl3-method", "enable-rfc3779", "enable-cms"];
-        let mut configure = Command::new("perl");
-        configure.arg("Configure").args(options).args(["shared", "linux-x86_64"]).current_dir(tree);
-        recipes::run(&mut configure)?;
-        recipes::run(Command::new("make").args(["-s", "build_generated"]).current_dir(tree))?;
-        std::fs::create_dir_all(tree.join("build_shared")).map_err(|e| format!("make a directory: {e}"))?;
-        Ok(())
-    })?;
+    let directory =
+        recipes::entry("configured", &format!("openssl_{version}"), &[version.as_bytes().to_vec()], |tree| {
+            recipes::run(Command::new("cp").arg("-a").arg(shipped.join(".")).arg(tree))?;
+            let options = ["no-idea", "no-mdc2", "no-rc5", "no-ssl3", "no-ssl3-method", "enable-rfc3779", "enable-cms"];
+            let mut configure = Command::new("perl");
+            configure.arg("Configure").args(options).args(["shared", "linux-x86_64"]).current_dir(tree);
+            recipes::run(&mut configure)?;
+            recipes::run(Command::new("make").args(["-s", "build_generated"]).current_dir(tree))?;
+            std::fs::create_dir_all(tree.join("build_shared")).map_err(|e| format!("make a directory: {e}"))?;
+            Ok(())
+        })?;
     Ok(directory)
 }
 
