@@ -254,13 +254,16 @@ impl Script<'_> {
     }
 }
 
-/// Runs a maker in the tree; the reason of a failure is the last line that it printed, and its exit code gives the
+/// Runs a maker, in the tree if it names no directory; the reason of a failure is the last line that it printed, and its exit code gives the
 /// kind.
 ///
 /// # Errors
 /// The command does not start, or fails.
 pub fn run(command: &mut Command) -> Result<(), Unavailable> {
-    let output = command.current_dir(workspace_root()).stdin(Stdio::null()).output();
+    if command.get_current_dir().is_none() {
+        command.current_dir(workspace_root());
+    }
+    let output = command.stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("run {:?}: {error}", command.get_program()))?;
     if output.status.success() {
         return Ok(());

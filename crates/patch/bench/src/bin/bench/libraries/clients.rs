@@ -20,6 +20,8 @@ pub(super) struct Counts {
 /// Answers that one client has got.
 #[derive(Debug)]
 struct Progress {
+    /// The client's command.
+    command: String,
     answers: u64,
     last: Instant,
     longest_gap: Duration,
@@ -45,10 +47,14 @@ impl Clients {
         let mut started =
             Clients { clients: Vec::new(), is_over: is_over.clone(), readers: Vec::new(), children: Vec::new() };
         for client in machine.clients() {
-            let begun =
-                Progress { answers: 0, last: Instant::now(), longest_gap: Duration::ZERO, failures: Vec::new() };
-            let progress = Arc::new(Mutex::new(begun));
             let mut command = client.command;
+            let progress = Arc::new(Mutex::new(Progress {
+                command: format!("{command:?}"),
+                answers: 0,
+                last: Instant::now(),
+                longest_gap: Duration::ZERO,
+                failures: Vec::new(),
+            }));
             command.stdout(Stdio::piped()).process_group(0);
             let mut child = machine.spawn(command);
             let stdout = child.child().stdout.take().expect("standard output is a pipe");
@@ -64,7 +70,8 @@ impl Clients {
     pub(super) fn await_answers(&self) {
         for client in &self.clients {
             let before = lock(client).answers;
-            wait::until("a client to get answers", || {
+            let command = lock(client).command.clone();
+            wait::until(&format!("answers for {command}"), || {
                 let progress = lock(client);
                 assert!(progress.failures.len() < 10, "{:?}", progress.failures);
                 (progress.answers >= before + 2).then_some(())

@@ -329,8 +329,10 @@ impl Machine {
         let mut clients = Vec::new();
         let web = self.https.iter().cycle().take(4 * self.scale);
         for (number, port) in web.enumerate() {
-            let mut curl = self.programs.command(&self.programs.curl.path);
-            curl.args(["-sk", "--rate", "300/m", "-o", "/dev/null", "-w", "%{http_code} %{exitcode}\\n"]);
+            // curl keeps lines for a pipe until there are hundreds of them, but none for its standard error
+            let mut curl = self.programs.command("sh");
+            curl.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(&self.programs.curl.path);
+            curl.args(["-sk", "--rate", "300/m", "-o", "/dev/null", "-w", "%{stderr}%{http_code} %{exitcode}\\n"]);
             if number % 2 == 0 {
                 curl.args(["-H", "Connection: close"]);
             }
