@@ -97,12 +97,21 @@ sub put_off_compilation {
 sub put_off_link {
     my ($record, $call) = @_;
     my @units = @{ $call->{units} };
-    return if $call->{map} || grep { !is_original($_) } @units;
+    return if $call->{map} || is_loaded($call->{o}) || grep { !is_original($_) } @units;
     my @inputs = (@{ $call->{inputs} }, libraries($call));
     return unless @units || grep { placeholder($_) } @inputs;
     write_inputs($record, @inputs);
     write_placeholder($call->{o} // 'a.out', 0755, $record) or return;
     exit 0;
+}
+
+# Returns true for a library that the rules load into a running program: it is linked at once.
+sub is_loaded {
+    my ($output) = @_;
+    return unless defined $output && -e "$records/loaded";
+    my $path = $output =~ m{^/} ? $output : directory() . "/$output";
+    1 while $path =~ s{/\.(?=/)|/[^/]+(?<!/\.\.)/\.\.(?=/)}{};
+    return grep { $_ eq $path } split /\0/, read_file("$records/loaded");
 }
 
 sub archiver {

@@ -5,6 +5,7 @@ use crate::build::{Built, Job, Report, Statement, Target};
 use crate::commands::Recording;
 use crate::debian::Diff;
 use crate::includes::Includes;
+use crate::outline::loaded_images;
 use crate::package::BuiltPackage;
 use crate::recorder;
 use crate::regenerate::{Regenerated, RegeneratedSides, TargetLink};
@@ -107,10 +108,15 @@ impl Package {
     }
 
     fn make(&self, tree: &str, target: &str, path: &str) {
+        self.try_make(tree, target, path).unwrap();
+    }
+
+    /// Runs a rule; the error is its output.
+    fn try_make(&self, tree: &str, target: &str, path: &str) -> Result<(), String> {
         let mut make = Command::new("make");
         make.args(["-s", target]).current_dir(self.path(tree)).env("PATH", path).env_remove("MAKEFLAGS");
         let output = make.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     fn diff(&self, (file, from, to): Change) -> Diff {
@@ -574,4 +580,35 @@ fn a_flavour_is_told_by_its_code() {
             assert!(built.patch.is_none(), "{:?}", built.report.files);
         }
     }
+}
+
+/// Builds two libraries, and loads one of them by a link to it.
+const LOADS: &str = "build:
+    mkdir -p lib && for unit in clamp other; do gcc -O2 -fPIC -c -o lib/$$unit.o src/$$unit.c || exit; done
+    cd lib && gcc -shared -o ../lib/libclamp.so.1.2 clamp.o && ln -s libclamp.so.1.2 libclamp.so.1
+    gcc -shared -o lib/libother.so.1 lib/other.o
+load:
+    perl -MDynaLoader -e 'DynaLoader::dl_load_file($$ARGV[0]) or die DynaLoader::dl_error()' $$PWD/lib/libclamp.so.1";
+
+#[test]
+fn a_library_that_the_rules_load_is_linked_at_once() {
+    let package = Package::new(LOADS, true);
+    let path = format!("{}:/usr/bin:/bin", package.path("bin").display());
+    let error = package.try_make("tree", "load", &path).unwrap_err();
+    let built = package.built("tree", "records").unwrap();
+    let loaded = loaded_images(&error, built.recording.images(), &built.tree);
+    assert_eq!(loaded, [package.path("tree").join("lib/libclamp.so.1.2")], "{error}");
+    for name in ["tree", "records"] {
+        fs::remove_dir_all(package.path(name)).unwrap();
+        fs::create_dir(package.path(name)).unwrap();
+    }
+    package.copy("original/.", "tree");
+    fs::write(package.path("records").join(recorder::DEFER), "").unwrap();
+    let list = format!("{}\0", loaded[0].display());
+    fs::write(package.path("records").join(recorder::LOADED), list).unwrap();
+    for target in ["build", "load"] {
+        package.make("tree", target, &path);
+    }
+    let other = fs::read(package.path("tree").join("lib/libother.so.1")).unwrap();
+    assert_eq!(recorder::records_of(&other).len(), 1);
 }

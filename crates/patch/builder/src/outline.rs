@@ -9,7 +9,8 @@ use crate::debian::Diff;
 use crate::includes::Includes;
 use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
 use crate::{Builder, Error, recorder};
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use stillpoint_host::EntryName;
 use stillpoint_host::untrusted::Tree;
 
@@ -18,6 +19,28 @@ const WHY_NOT: &str = "why-not";
 
 /// Version of the steps by which rules are followed; increase it with every change of these.
 const OUTLINE_VERSION: &[u8] = b"3";
+
+/// Limit of runs of a package's rules with compilations put off; each finds libraries that the one before could not load.
+const ATTEMPTS_MAX: usize = 4;
+
+/// Returns the placeholders that the output of failed rules names: a program that loads one says which.
+pub(crate) fn loaded_images<'a>(output: &str, images: impl Iterator<Item = &'a Path>, tree: &Tree) -> Vec<PathBuf> {
+    let is_of_a_path = |c: char| c.is_ascii_alphanumeric() || "/._+-~@%,".contains(c);
+    let names: BTreeSet<&str> = output
+        .split(|c: char| !is_of_a_path(c))
+        .filter_map(|word| word.rsplit('/').next())
+        .filter(|name| name.contains(".so"))
+        .collect();
+    let is_named = |path: &Path| {
+        let own = path.file_name().unwrap_or_default().to_string_lossy();
+        // by its own name, or by that of a link to it: `libz.so.1` for `libz.so.1.2.13`
+        names.iter().any(|name| own.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+    };
+    let is_placeholder = |path: &Path| {
+        tree.read_existing(path).ok().flatten().is_some_and(|bytes| !recorder::records_of(&bytes).is_empty())
+    };
+    images.filter(|path| is_named(path) && is_placeholder(path)).map(Path::to_owned).collect()
+}
 
 impl Builder<'_> {
     /// Runs a package's rules, and compiles only what they need themselves. A package whose rules do not work so is
@@ -52,17 +75,28 @@ impl Builder<'_> {
         let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.entry(&EntryName::new("built", &identity), |into| {
-            let tree = self.shipped_tree(source, diffs, into)?;
-            self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
-            match self.run_to_links(&root, &build_path, into, &Rules { deferring: true, integration: None }) {
-                Ok(()) => Includes::of_tree(&Tree::open(&tree)?)?.write(&Tree::open(into)?),
-                Err(error @ Error::Command { .. }) => {
-                    let own = Tree::open(into)?;
-                    own.write(WHY_NOT, error.to_string().as_bytes())?;
-                    ["tree", "records"].iter().try_for_each(|name| Ok(own.remove_all(name)?))
+            let (own, mut loaded) = (Tree::open(into)?, Vec::new());
+            for attempt in 1.. {
+                let tree = self.shipped_tree(source, diffs, into)?;
+                self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
+                let rules = Rules { deferring: true, loaded: &loaded, integration: None };
+                let error = match self.run_to_links(&root, &build_path, into, &rules) {
+                    Ok(()) => return Includes::of_tree(&Tree::open(&tree)?)?.write(&own),
+                    Err(error @ Error::Command { .. }) => error.to_string(),
+                    Err(other) => return Err(other),
+                };
+                let images = Recording::read(&into.join("records"))?;
+                let tree = Tree::open(&tree)?.known_as(&build_path);
+                let more = loaded_images(&error, images.images(), &tree);
+                ["tree", "records"].iter().try_for_each(|name| own.remove_all(name))?;
+                let is_more = more.iter().any(|path| !loaded.contains(path));
+                loaded.extend(more);
+                if !is_more || attempt == ATTEMPTS_MAX {
+                    return Ok(own.write(WHY_NOT, error.as_bytes())?);
                 }
-                Err(other) => Err(other),
+                self.progress("its rules load a library that they have built: again, with this one linked at once");
             }
+            Ok(())
         })?;
         let own = Tree::open(&entry)?;
         if let Some(why) = own.read_existing(WHY_NOT)? {

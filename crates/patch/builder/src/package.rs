@@ -145,6 +145,8 @@ pub struct BuiltPackage {
 pub(crate) struct Rules<'a> {
     /// True if results of compilers may be placeholders.
     pub(crate) deferring: bool,
+    /// Libraries that are linked at once: the rules load them into a running program.
+    pub(crate) loaded: &'a [PathBuf],
     /// Additional edits and library of the build.
     pub(crate) integration: Option<&'a Integration>,
 }
@@ -441,7 +443,7 @@ impl Builder<'_> {
             integration.as_ref().map_or(Ok(()), |integration| integration.place(&tree))?;
             self.progress(&format!("building {} {}", source.name(), source.version()));
             let integration = integration.as_ref();
-            self.run_to_links(&root, &build_path, into, &Rules { deferring: false, integration })
+            self.run_to_links(&root, &build_path, into, &Rules { deferring: false, loaded: &[], integration })
         })?;
         let recording = Recording::read(&entry.join("records"))?;
         let tree = Tree::open(&entry.join("tree"))?.known_as(&build_path);
@@ -522,7 +524,10 @@ impl Builder<'_> {
         let records = into.join("records");
         Tree::open(into)?.make_directory("records")?;
         if rules.deferring && !Tree::open(&records)?.has(recorder::DEFER) {
-            Tree::open(&records)?.write(recorder::DEFER, b"")?;
+            let records = Tree::open(&records)?;
+            let loaded = rules.loaded.iter().flat_map(|path| [path.as_os_str().as_encoded_bytes(), b"\0"]);
+            records.write(recorder::LOADED, &loaded.collect::<Vec<_>>().concat())?;
+            records.write(recorder::DEFER, b"")?;
         }
         let own = Path::new(OWN_PATH);
         let mut sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }

@@ -11,6 +11,8 @@ pub(crate) const PROGRAM: &str = include_str!("../recorder/recorder.pl");
 /// Name, below the directory of records, of the file that makes the recorder put calls off. Sources that are newer than
 /// this file were made by the build.
 pub(crate) const DEFER: &str = "defer";
+/// Name of the file with the libraries that are linked at once: their paths, each with a zero byte after it.
+pub(crate) const LOADED: &str = "loaded";
 /// Name of the program that makes a placeholder real.
 pub(crate) const REALIZE: &str = "realize";
 
