@@ -68,8 +68,8 @@ impl Clients {
 
     /// Waits until each client has got two more answers.
     pub(super) fn await_answers(&self) {
-        for client in &self.clients {
-            let before = lock(client).answers;
+        let before: Vec<u64> = self.clients.iter().map(|client| lock(client).answers).collect();
+        for (client, before) in self.clients.iter().zip(before) {
             let command = lock(client).command.clone();
             wait::until(&format!("answers for {command}"), || {
                 let progress = lock(client);
