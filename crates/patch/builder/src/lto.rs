@@ -21,7 +21,8 @@ use crate::sandbox::run;
 use crate::{Builder, Error};
 use object::read::archive::ArchiveFile;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::cache::key;
 use stillpoint_host::untrusted::Tree;
@@ -354,8 +355,11 @@ impl Inputs<'_, '_, '_> {
             self.used.insert(object.clone());
             return self.place(path, &self.relink.objects[&object].clone()).map(Some);
         }
-        let Some(archive) = self.archive(&bytes) else { return Ok(None) };
-        let placed = self.place(path, &archive)?;
+        let placed = match (self.archive(&bytes), self.members_of_thin(path, &bytes)?) {
+            (Some(archive), _) => self.place(path, &archive)?,
+            (None, Some(members)) => self.archive_of(path, members)?,
+            (None, None) => return Ok(None),
+        };
         let plugin = self.relink.asked("-print-file-name=liblto_plugin.so")?;
         let index = ["ranlib".into(), "--plugin".into(), plugin.into(), placed.clone().into_os_string()];
         run(&mut compiler.sandbox(&project.shipped).command(Path::new("/"), &index, &[]), "indexing an archive")?;
@@ -374,7 +378,35 @@ impl Inputs<'_, '_, '_> {
         Ok(self.relink.compiler.inside(&name))
     }
 
-    /// Returns an archive with its replaced members; `None` if none is replaced.
+    /// Returns the members of a thin archive, which has their paths only; `None` if none is replaced.
+    fn members_of_thin(&mut self, path: &Path, bytes: &[u8]) -> Result<Option<Vec<PathBuf>>, Error> {
+        let Some(archive) = ArchiveFile::parse(bytes).ok().filter(ArchiveFile::is_thin) else { return Ok(None) };
+        let (compiler, directory) = (self.relink.compiler, path.parent().unwrap_or(Path::new("/")));
+        let (mut members, mut is_changed) = (Vec::new(), false);
+        for member in archive.members() {
+            let Ok(member) = member else { return Ok(None) };
+            let own = resolve(directory, Path::new(OsStr::from_bytes(member.name())));
+            // an archiver takes the members of a thin archive, and not itself
+            let is_object = compiler.project.read(&compiler.project.shipped, relative(&compiler.project.source, &own));
+            let is_object = is_object.is_none_or(|bytes| ArchiveFile::parse(&bytes[..]).is_err());
+            let replaced = if is_object { self.file(&own)? } else { None };
+            is_changed |= replaced.is_some();
+            members.push(replaced.unwrap_or(own));
+        }
+        Ok(is_changed.then_some(members))
+    }
+
+    /// Makes an archive of these members, in this order, in place of a thin one; returns its path inside the sandbox.
+    fn archive_of(&mut self, path: &Path, members: Vec<PathBuf>) -> Result<PathBuf, Error> {
+        let placed = self.place(path, b"!<arch>\n")?;
+        let mut call: Vec<OsString> = ["ar".into(), "qcSD".into(), placed.clone().into_os_string()].into();
+        call.extend(members.into_iter().map(PathBuf::into_os_string));
+        let compiler = self.relink.compiler;
+        run(&mut compiler.sandbox(&compiler.project.shipped).command(Path::new("/"), &call, &[]), "making an archive")?;
+        Ok(placed)
+    }
+
+    /// Returns an archive with its replaced members; `None` if none is replaced, or it is thin.
     fn archive(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         let archive = ArchiveFile::parse(bytes).ok().filter(|archive| !archive.is_thin())?;
         let mut parts = Vec::new();

@@ -36,6 +36,11 @@ struct Program {
 
 impl Program {
     fn new(suffix: &'static str, link_options: &[&str]) -> Program {
+        Program::with_archive(suffix, link_options, "rc")
+    }
+
+    /// Builds the program; `archive` has the options of the archiver.
+    fn with_archive(suffix: &'static str, link_options: &[&str], archive: &str) -> Program {
         let program = Program { directory: tempfile::tempdir().unwrap() };
         let source = program.source();
         fs::create_dir(&source).unwrap();
@@ -54,7 +59,7 @@ impl Program {
             fs::write(source.join(&file), text).unwrap();
             call(&file, &[compiler, "-O2", "-flto", "-c", &file, "-o", &object]);
         }
-        call("scale.o", &["gcc-ar", "rc", "libscale.a", "scale.o"]);
+        call("scale.o", &["gcc-ar", archive, "libscale.a", "scale.o"]);
         let mut link = vec![compiler, "-O2", "-flto", "-Wl,--build-id", "-s", "-o", "program", "main.o", "answer.o"];
         link.extend(["-L.", "-lscale"].iter().chain(link_options));
         call("main.o", &link);
@@ -157,9 +162,12 @@ fn a_function_that_throws_changes() {
 
 #[test]
 fn a_member_of_an_archive_changes() {
-    let program = Program::new("c", &[]);
-    let built = program.build(program.diff("scale.c", "value * 100", "value * 200")).unwrap();
-    assert_eq!(functions(&built), ["scaled"]);
+    // `T`: a thin one has the paths of its members
+    for archive in ["rc", "rcT"] {
+        let program = Program::with_archive("c", &[], archive);
+        let built = program.build(program.diff("scale.c", "value * 100", "value * 200")).unwrap();
+        assert_eq!(functions(&built), ["scaled"]);
+    }
 }
 
 #[test]
