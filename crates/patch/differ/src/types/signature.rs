@@ -73,11 +73,13 @@ fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, DebugInfoError> {
     let mut defined = BTreeMap::new();
     for symbol in file.symbols().filter(|s| matches!(s.kind(), SymbolKind::Text | SymbolKind::Data)) {
         if let (Some(section), Ok(name)) = (symbol.section_index(), symbol.name()) {
-            defined.insert((section.0, symbol.address()), name);
+            defined.insert((section.0, symbol.address()), (name, symbol.size()));
         }
     }
+    // a symbol without a size reaches to the next one
     let covering = |section: SectionIndex, address: u64| {
-        defined.range((section.0, 0)..=(section.0, address)).next_back().map(|(_, name)| *name)
+        let ((_, start), (name, size)) = defined.range((section.0, 0)..=(section.0, address)).next_back()?;
+        (*size == 0 || address - start < *size).then_some((*name, *start))
     };
     let mut users: BTreeMap<String, Vec<User>> = BTreeMap::new();
     for section in file.sections() {
@@ -98,20 +100,25 @@ fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, DebugInfoError> {
                 continue;
             }
             let symbol = file.symbol_by_index(index)?;
+            let user = covering(section.index(), offset).map(|(name, _)| name);
             let target = match (symbol.kind(), symbol.section_index()) {
+                // a jump table, which has no name: distances to places in the function that it belongs to
+                (SymbolKind::Section, _) if is_data && user.is_none() && relocation.size() == 32 => continue,
                 (SymbolKind::Section, Some(target)) => {
                     // A displacement counts from the end of its four bytes.
                     let end = if is_data { 0 } else { 4 };
                     let address = u64::try_from(relocation.addend() + end).unwrap_or(0);
-                    covering(target, address)
+                    // a label inside a function is no address to call
+                    covering(target, address).filter(|(_, start)| !is_data || *start == address).map(|(name, _)| name)
                 }
                 _ => symbol.name().ok(),
             };
-            let user = covering(section.index(), offset).or(section.name().ok());
-            if let (Some(target), Some(user)) = (target, user)
-                && source_name(target) != source_name(user)
+            let own = user.map(source_name);
+            if let Some(target) = target
+                && own.is_none_or(|own| own != source_name(target))
             {
-                let user = User { name: source_name(user).to_owned(), is_data };
+                let name = own.or(section.name().ok()).unwrap_or_default().to_owned();
+                let user = User { name, is_data };
                 users.entry(source_name(target).to_owned()).or_default().push(user);
             }
         }

@@ -249,6 +249,30 @@ fn a_signature_may_change_only_with_all_who_refer_to_it() {
 }
 
 #[test]
+fn a_jump_table_is_no_address_of_its_function() {
+    let cases: String = (0..8).map(|n| format!("case {n}: return call{n}(a);\n")).collect();
+    let calls: String = (0..8).map(|n| format!("int call{n}(int);\n")).collect();
+    let body = format!("{{ switch (a) {{ {cases} default: return 0; }} }}");
+    let source = |after: &str| {
+        format!(
+            "{calls}#ifdef AFTER\n__attribute__((noinline)) static int f(int a, int b) {{ a += b; {body} }}\n\
+             int g(int a) {{ return f(a, a) + 1; }}\n{after}\n#else\n__attribute__((noinline)) static int f(int a) {body}\n\
+             int g(int a) {{ return f(a) + 1; }}\nint (*const table[])(int) = {{ TAKEN }};\n#endif\n"
+        )
+    };
+    for flags in [&["-O2", "-g"][..], &["-O2", "-g", "-fPIC"], &["-O2", "-g", "-fno-pie"]] {
+        let used = |source: &str| {
+            let (old, new) = objects(source, flags);
+            types::compare(&old, &new, &["f", "g"].map(both))
+        };
+        let plain = source("");
+        used(&plain.replace("TAKEN", "0")).expect("its own jump table");
+        let refusals = used(&plain.replace("TAKEN", "f")).expect_err("a table holds f");
+        assert!(refusals[0].to_string().ends_with("but data `table` holds its address"), "{flags:?}: {refusals:?}");
+    }
+}
+
+#[test]
 fn nothing_used_means_nothing_compared() {
     let (old, new) = objects(&structure("int a;", "long a;"), FLAGS[0]);
     assert_eq!(types::compare(&old, &new, &[]), Ok(types::Compared::default()));
