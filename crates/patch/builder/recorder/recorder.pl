@@ -497,9 +497,12 @@ sub system_in {
             write_file("$record.script", $script);
             open STDIN, '<', "$record.script" or die "$record.script: $!\n";
         } else {
+            # a thin archive has paths from its own place, which is another one here
+            @arguments = grep { $_ ne '--thin' } @arguments;
             my $at = 0;
             $at++ while $at < @arguments && $arguments[$at] =~ /^-/;
             $at++ if $at == 0 || $arguments[$at - 1] =~ /^--/;
+            for (@arguments[0 .. $at - 1]) { tr/T//d unless /^--/ }
             $arguments[$at] = $output;
         }
     } else {

@@ -484,8 +484,8 @@ fn build_files_are_compared_by_the_commands_that_they_give() {
 
 /// Executes a program that it has built, takes an archive apart, renames and joins its members, and reads symbols.
 const WINDING: &str = "build:
-    gcc -O2 -c -o other.o src/other.c && gcc -O2 -c -o other_main.o src/other_main.c
-    $(LINK) -o generator other.o other_main.o
+    mkdir lib && gcc -O2 -c -o lib/other.o src/other.c && gcc -O2 -c -o other_main.o src/other_main.c
+    ar csrDT lib/libother.a lib/other.o && $(LINK) -o generator other_main.o lib/libother.a
     ./generator | sed 's/^/#define FROM_GENERATOR /' > made.h
     gcc -O2 -c -o main.o src/main.c && gcc -O2 -include made.h -c -o clamp.o src/clamp.c
     ar rcs libclamp.a clamp.o && test \"$$(ar t libclamp.a)\" = clamp.o
