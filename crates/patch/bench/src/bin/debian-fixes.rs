@@ -14,6 +14,7 @@
 //! file for each version of a package; a run goes on where the one before was ended. Without packages, all.
 
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
@@ -23,6 +24,7 @@ use stillpoint_patch_bench::package_diff::{changes_code, write_reversed};
 use stillpoint_patch_builder::{
     Builder, Built, Cache, DebianRequest, Diff, Error, Parts, Shipped, ShippedAs, SourcePackage, Statement, Verdict,
 };
+use stillpoint_patch_format::{Patch, decode, encode};
 
 /// Result for one diff, from the best to the worst: the best one of several programs counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -114,13 +116,14 @@ fn package(name: &str, programs: &[&str], state: &Path, scope: &Scope) -> Result
     let known: BTreeSet<String> =
         rows.iter().filter(|row| row.forward == scope.forward).map(|row| row.diff.clone()).collect();
     let is_asked = |diff: &Diff| changes_code(&diff.text) && (!scope.forward || !diff.cves.is_empty());
+    let older = Older::new(&source, state);
     let diffs: Vec<(usize, &Diff)> = source.series.diffs.iter().enumerate().filter(|(_, d)| is_asked(d)).collect();
     eprintln!("{name} {}: {} diffs of code", source.version(), diffs.len());
     let _ = fs::remove_file(state.join(format!("{name}.failed")));
     for (index, diff) in diffs.into_iter().filter(|(_, diff)| !known.contains(&diff.name)) {
         let begin = if rows.is_empty() { begun } else { Instant::now() };
         let outcome = match scope.forward {
-            true => forward(&builder, &source, index, programs, &rows)?,
+            true => older.forward(&builder, index, programs, &rows)?,
             false => reverse(&builder, &source, index, programs)?,
         };
         eprintln!("{name} {}: {outcome:?}", diff.name);
@@ -137,63 +140,122 @@ fn store(path: &Path, value: &impl Serialize) -> Result<(), String> {
     fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Builds a diff against a program of the series without diffs that fix a CVE, on top of those before it; what was
-/// refused is not active.
-fn forward(
-    builder: &Builder,
-    source: &SourcePackage,
-    index: usize,
-    programs: &[&str],
-    rows: &[Row],
-) -> Result<Outcome, String> {
-    let diffs = &source.series.diffs;
-    let is_refused = |diff: &Diff| {
-        let is_it = |row: &&Row| row.forward && row.diff == diff.name;
-        rows.iter().find(is_it).is_some_and(|row| matches!(row.outcome, Outcome::Refused { .. }))
-    };
-    let earlier = diffs[..index].iter().filter(|diff| !diff.cves.is_empty() && !is_refused(diff));
-    let earlier = earlier.map(|diff| diff.name.clone());
-    let mut request = DebianRequest {
-        package: source.name().to_owned(),
-        version: Some(source.version().to_owned()),
-        quilt: vec![diffs[index].name.clone()],
-        diffs: Vec::new(),
-        on_top_of: earlier.collect(),
-        shipped: ShippedAs::Series(Shipped::WithoutCves),
-        integrated: None,
-        names: Vec::new(),
-        binary: None,
-        is_partial: false,
-    };
-    let mut best: Option<Outcome> = None;
-    for program in programs {
-        request.binary = Some(PathBuf::from(program));
-        let found = with_shadow_members(builder, &request, program);
-        best = Some(best.map_or(found.clone(), |best| best.min(found)));
-        if matches!(best, Some(Outcome::Built { .. } | Outcome::NotReversible { .. })) {
-            break;
+/// Program without the diffs that fix a CVE, and without those that do not apply without them.
+struct Older<'a> {
+    source: &'a SourcePackage,
+    /// Directory and beginning of the name of patches that were built.
+    patches: PathBuf,
+    without: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Older<'a> {
+    fn new(source: &'a SourcePackage, state: &Path) -> Self {
+        let without = source.series.diffs.iter().filter(|diff| !diff.cves.is_empty()).map(|diff| diff.name.clone());
+        let name = format!("{}_{}", source.name(), source.version().replace([':', '/'], "%"));
+        Older { source, patches: state.join(name), without: RefCell::new(without.collect()) }
+    }
+
+    fn patch_file(&self, diff: &str) -> PathBuf {
+        let mut path = self.patches.clone().into_os_string();
+        path.push(format!(".{}.patch", diff.replace('/', "%")));
+        PathBuf::from(path)
+    }
+
+    /// Builds a diff on top of those before it; what was refused is not active.
+    fn forward(&self, builder: &Builder, index: usize, programs: &[&str], rows: &[Row]) -> Result<Outcome, String> {
+        let name = &self.source.series.diffs[index].name;
+        let mut best: Option<Outcome> = None;
+        for program in programs {
+            let (found, patch) = self.with_shadow_members(builder, index, program, rows)?;
+            if let Some(patch) = patch {
+                let bytes = encode(&patch).map_err(|error| error.to_string())?;
+                fs::write(self.patch_file(name), bytes).map_err(|error| error.to_string())?;
+            }
+            best = Some(best.map_or(found.clone(), |best| best.min(found)));
+            if matches!(best, Some(Outcome::Built { .. } | Outcome::NotReversible { .. })) {
+                break;
+            }
+        }
+        best.ok_or_else(|| "the list names no program".to_owned())
+    }
+
+    fn request(&self, index: usize, program: &str, rows: &[Row]) -> DebianRequest {
+        let diffs = &self.source.series.diffs;
+        let without = self.without.borrow();
+        let is_refused = |diff: &Diff| {
+            let is_it = |row: &&Row| row.forward && row.diff == diff.name;
+            rows.iter().find(is_it).is_some_and(|row| matches!(row.outcome, Outcome::Refused { .. }))
+        };
+        let earlier = diffs[..index].iter().filter(|diff| without.contains(&diff.name) && !is_refused(diff));
+        DebianRequest {
+            package: self.source.name().to_owned(),
+            version: Some(self.source.version().to_owned()),
+            quilt: vec![diffs[index].name.clone()],
+            diffs: Vec::new(),
+            on_top_of: earlier.map(|diff| diff.name.clone()).collect(),
+            shipped: ShippedAs::Series(Shipped::Without(without.iter().cloned().collect())),
+            integrated: None,
+            names: Vec::new(),
+            binary: Some(PathBuf::from(program)),
+            is_partial: false,
         }
     }
-    best.ok_or_else(|| "the list names no program".to_owned())
+
+    /// Builds a patch; where the builder proposes shadow variables and allocators, with them. What the author has to know of the program is
+    /// taken as said: that zero is right for each member, and that each of these functions is an allocator.
+    fn with_shadow_members(
+        &self,
+        builder: &Builder,
+        index: usize,
+        program: &str,
+        rows: &[Row],
+    ) -> Result<(Outcome, Option<Patch>), String> {
+        let mut request = self.request(index, program, rows);
+        let mut statement = Statement { earlier: self.earlier(&request)?, ..Statement::default() };
+        let mut result = builder.build_debian(&request, &statement);
+        for _ in 0..PROPOSALS_MAX {
+            if let Some(diff) = result.as_ref().err().and_then(not_applied) {
+                if !self.without.borrow_mut().insert(diff) {
+                    break;
+                }
+                request = self.request(index, program, rows);
+            } else if let Some(proposed) =
+                result.as_ref().err().and_then(|error| statement.shadow_members.proposed(error))
+            {
+                statement.shadow_members = proposed;
+            } else {
+                break;
+            }
+            result = builder.build_debian(&request, &statement);
+        }
+        let patch = result.as_mut().ok().and_then(|built| built.patch.take());
+        let members = statement.shadow_members.members.len();
+        Ok(match patch {
+            Some(patch) => (built(&patch, program, members), Some(patch)),
+            None => (outcome(result, program), None),
+        })
+    }
+
+    /// Returns the patches of earlier diffs: the new one may use what they added.
+    fn earlier(&self, request: &DebianRequest) -> Result<Vec<Patch>, String> {
+        let files = request.on_top_of.iter().map(|name| self.patch_file(name)).filter(|path| path.is_file());
+        files
+            .map(|path| {
+                let bytes = fs::read(&path).map_err(|error| error.to_string())?;
+                decode(&bytes).map(|signed| signed.patch).map_err(|error| error.to_string())
+            })
+            .collect()
+    }
+}
+
+/// Returns the diff of the series that does not apply.
+fn not_applied(error: &Error) -> Option<String> {
+    let Error::Command { what, .. } = error else { return None };
+    what.strip_prefix("applying ").map(str::to_owned)
 }
 
 /// Limit of proposals that are followed.
-const PROPOSALS_MAX: usize = 4;
-
-/// Builds a patch; where the builder proposes shadow variables and allocators, with them. What the author has to know of the program is
-/// taken as said: that zero is right for each member, and that each of these functions is an allocator.
-fn with_shadow_members(builder: &Builder, request: &DebianRequest, program: &str) -> Outcome {
-    let mut statement = Statement::default();
-    let mut result = builder.build_debian(request, &statement);
-    for _ in 0..PROPOSALS_MAX {
-        let Some(proposed) = result.as_ref().err().and_then(|error| statement.shadow_members.proposed(error)) else {
-            break;
-        };
-        statement.shadow_members = proposed;
-        result = builder.build_debian(request, &statement);
-    }
-    outcome(result, program, statement.shadow_members.members.len())
-}
+const PROPOSALS_MAX: usize = 12;
 
 /// Builds the reverse of a diff; where later diffs need it, on top of their reverse.
 fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[&str]) -> Result<Outcome, String> {
@@ -214,7 +276,7 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             is_partial: false,
             binary: Some(PathBuf::from(program)),
         };
-        let build = |request: &DebianRequest| outcome(builder.build_debian(request, &Statement::default()), program, 0);
+        let build = |request: &DebianRequest| outcome(builder.build_debian(request, &Statement::default()), program);
         let mut found = build(&request);
         let needs_later = |found: &Outcome| match found {
             Outcome::NotReversible { .. } | Outcome::Failed { .. } => true,
@@ -239,13 +301,15 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
     best.ok_or_else(|| "the list names no program".to_owned())
 }
 
-fn outcome(result: Result<Built, Error>, program: &str, shadow_members: usize) -> Outcome {
+fn built(patch: &Patch, program: &str, shadow_members: usize) -> Outcome {
+    Outcome::Built { program: program.to_owned(), functions: patch.functions.len(), shadow_members }
+}
+
+fn outcome(result: Result<Built, Error>, program: &str) -> Outcome {
     let first = |text: String| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").chars().take(400).collect();
     match result {
         Ok(built) => match built.patch {
-            Some(patch) => {
-                Outcome::Built { program: program.to_owned(), functions: patch.functions.len(), shadow_members }
-            }
+            Some(patch) => self::built(&patch, program, 0),
             None if built.report.files.iter().any(|file| file.verdict == Verdict::NoDifference) => Outcome::SameCode,
             None => Outcome::NoPart,
         },
