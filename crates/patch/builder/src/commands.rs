@@ -5,7 +5,8 @@ use crate::link::{self, Archiver, Input, Link};
 use crate::tree::is_unit;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use stillpoint_host::At;
 use stillpoint_host::untrusted::Tree;
@@ -272,6 +273,8 @@ pub(crate) struct Recording {
     pub(crate) by_record: HashMap<String, PathBuf>,
     /// Calls that linked a program or a library, by their output.
     pub(crate) link_calls: BTreeMap<PathBuf, LinkCall>,
+    /// Libraries that were linked at once, as the rules load them.
+    pub(crate) loaded: Vec<PathBuf>,
 }
 
 /// One call of a compiler's driver that linked.
@@ -349,6 +352,9 @@ impl Recording {
         recording.distinguish(&deferred);
         recording.others(&others);
         recording.sort();
+        let loaded = records.read_existing(crate::recorder::LOADED)?.unwrap_or_default();
+        let paths = loaded.split(|byte| *byte == 0).filter(|path| !path.is_empty());
+        recording.loaded = paths.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect();
         Ok(recording)
     }
 

@@ -49,7 +49,7 @@ impl Builder<'_> {
     /// # Errors
     /// The clean root cannot be made, a diff of the series does not apply, or the build fails as well.
     pub fn outline_package(&self, source: &SourcePackage) -> Result<BuiltPackage, Error> {
-        match self.outline(source, &Shipped::Full.diffs(&source.series)?)? {
+        match self.outline(source, &Shipped::Full.diffs(&source.series)?, &[])? {
             Ok(outlined) if crate::lto::is_used(&outlined.recording) => {
                 self.progress(&format!("{} needs a whole build: its links optimise", source.name()));
                 self.build_package(source, &Shipped::Full, None)
@@ -63,19 +63,20 @@ impl Builder<'_> {
         }
     }
 
-    /// Runs a package's rules with these diffs. The inner error is the reason why they do not run with compilations put
-    /// off.
+    /// Runs a package's rules with these diffs; `loaded` are libraries that these are known to load. The inner error is the
+    /// reason why they do not run with compilations put off.
     pub(crate) fn outline(
         &self,
         source: &SourcePackage,
         diffs: &[Diff],
+        loaded: &[PathBuf],
     ) -> Result<Result<BuiltPackage, String>, Error> {
         let recorder = stillpoint_host::cache::key([OUTLINE_VERSION, recorder::PROGRAM.as_bytes()]);
         let identity = format!("{}-outlined-{}", self.identity(source, diffs), &recorder[..8]);
         let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.entry(&EntryName::new("built", &identity), |into| {
-            let (own, mut loaded) = (Tree::open(into)?, Vec::new());
+            let (own, mut loaded) = (Tree::open(into)?, loaded.to_vec());
             for attempt in 1.. {
                 let tree = self.shipped_tree(source, diffs, into)?;
                 self.progress(&format!("following the rules of {} {}", source.name(), source.version()));

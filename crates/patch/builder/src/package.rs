@@ -430,7 +430,16 @@ impl Builder<'_> {
         shipped: &Shipped,
         integrated: Option<&Integrated>,
     ) -> Result<BuiltPackage, Error> {
-        let diffs = shipped.diffs(&source.series)?;
+        self.build_with(source, shipped.diffs(&source.series)?, integrated)
+    }
+
+    /// Builds a package with these diffs.
+    pub(crate) fn build_with(
+        &self,
+        source: &SourcePackage,
+        diffs: Vec<Diff>,
+        integrated: Option<&Integrated>,
+    ) -> Result<BuiltPackage, Error> {
         let integration = integrated.map(Integrated::read).transpose()?;
         let mut identity = self.identity(source, &diffs);
         if let Some(integration) = &integration {

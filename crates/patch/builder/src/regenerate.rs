@@ -47,9 +47,7 @@ pub(crate) struct RegeneratedSides {
 }
 
 impl Builder<'_> {
-    /// Runs a package's rules with the diffs of both sides. `outputs` are those of the build of
-    /// which each may be the target. `None` if the rules do
-    /// not run with compilations put off.
+    /// Runs a package's rules with the diffs of both sides. `outputs` are those of the build of which each may be the target.
     pub(crate) fn regenerate_sides(
         &self,
         source: &SourcePackage,
@@ -58,33 +56,35 @@ impl Builder<'_> {
         diffs: &[Diff],
         outputs: Result<&[PathBuf], String>,
         built: &BuiltPackage,
-    ) -> Result<Option<RegeneratedSides>, Error> {
+    ) -> Result<RegeneratedSides, Error> {
         let shipped_link = TargetLink::of(built, outputs.clone());
         let before = [shipped, base].concat();
         let after = [&before[..], diffs].concat();
         let before = match base {
             [] => None,
-            _ => match self.regenerate(source, &before, outputs.clone())? {
-                None => return Ok(None),
-                made => made,
-            },
+            _ => Some(self.regenerate(source, &before, outputs.clone(), built)?),
         };
-        let after = self.regenerate(source, &after, outputs)?;
-        Ok(after.map(|after| RegeneratedSides { before, after, shipped_link }))
+        let after = self.regenerate(source, &after, outputs, built)?;
+        Ok(RegeneratedSides { before, after, shipped_link })
     }
 
+    /// Runs a package's rules with these diffs; as a whole build where they do not run with compilations put off.
     fn regenerate(
         &self,
         source: &SourcePackage,
         diffs: &[Diff],
         outputs: Result<&[PathBuf], String>,
-    ) -> Result<Option<Regenerated>, Error> {
-        let Ok(made) = self.outline(source, diffs)? else { return Ok(None) };
+        built: &BuiltPackage,
+    ) -> Result<Regenerated, Error> {
+        let made = match self.outline(source, diffs, &built.recording.loaded)? {
+            Ok(made) => made,
+            Err(_) => self.build_with(source, diffs.to_vec(), None)?,
+        };
         let BuiltPackage { tree, .. } = &made;
         let tree = Tree::open(tree.path())?.known_as(tree.own_name());
         let link = TargetLink::of(&made, outputs.clone());
         let commands = made.project(outputs, source.tree(), self.cache.clone()).commands;
-        Ok(Some(Regenerated { tree, commands, link }))
+        Ok(Regenerated { tree, commands, link })
     }
 }
 

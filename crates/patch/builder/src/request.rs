@@ -192,15 +192,13 @@ impl Builder<'_> {
             regenerated,
             report: sides.report.clone(),
         };
-        let error = match self.build(job(None)) {
-            Err(error @ (Error::ChangesBuild { .. } | Error::Unaccounted { .. })) if !sides.is_integrated => error,
+        match self.build(job(None)) {
+            Err(Error::ChangesBuild { .. } | Error::Unaccounted { .. }) if !sides.is_integrated => {}
             other => return other,
-        };
-        self.progress(&format!("running the rules of {} with the diffs: they change more than sources", source.name()));
-        match self.regenerate_sides(source, sides.shipped, sides.base, diffs, outputs.clone(), built)? {
-            Some(regenerated) => self.build(job(Some(&regenerated))),
-            None => Err(error),
         }
+        self.progress(&format!("running the rules of {} with the diffs: they change more than sources", source.name()));
+        let regenerated = self.regenerate_sides(source, sides.shipped, sides.base, diffs, outputs.clone(), built)?;
+        self.build(job(Some(&regenerated)))
     }
 
     /// Finds the ELF file to patch and the matching outputs of the build, or the reason why these are not known.

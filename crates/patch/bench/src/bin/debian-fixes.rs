@@ -211,7 +211,7 @@ impl<'a> Older<'a> {
         rows: &[Row],
     ) -> Result<(Outcome, Option<Patch>), String> {
         let mut request = self.request(index, program, rows);
-        let mut statement = Statement { earlier: self.earlier(&request)?, ..Statement::default() };
+        let mut statement = Statement { earlier: self.earlier(&request, program, rows)?, ..Statement::default() };
         let mut result = builder.build_debian(&request, &statement);
         for _ in 0..PROPOSALS_MAX {
             if let Some(diff) = result.as_ref().err().and_then(not_applied) {
@@ -236,9 +236,12 @@ impl<'a> Older<'a> {
         })
     }
 
-    /// Returns the patches of earlier diffs: the new one may use what they added.
-    fn earlier(&self, request: &DebianRequest) -> Result<Vec<Patch>, String> {
-        let files = request.on_top_of.iter().map(|name| self.patch_file(name)).filter(|path| path.is_file());
+    /// Returns the patches of earlier diffs for the same program: the new one may use what they added.
+    fn earlier(&self, request: &DebianRequest, program: &str, rows: &[Row]) -> Result<Vec<Patch>, String> {
+        let is_for_it = |row: &Row| matches!(&row.outcome, Outcome::Built { program: of, .. } if of == program);
+        let is_built = |name: &&String| rows.iter().any(|row| row.forward && row.diff == **name && is_for_it(row));
+        let files =
+            request.on_top_of.iter().filter(is_built).map(|name| self.patch_file(name)).filter(|path| path.is_file());
         files
             .map(|path| {
                 let bytes = fs::read(&path).map_err(|error| error.to_string())?;
