@@ -23,7 +23,7 @@ use stillpoint_host::untrusted::{FILE_MAX, Tree};
 const DIGITS: usize = 8;
 /// Directory of a cache entry in which the package is built.
 const WORK: &str = "work";
-/// Source package, then binary packages for this machine; documentation packages take longer than the rest.
+/// Source package, then the binary packages for this machine.
 const MAKE: &str = "dpkg-source --build \"$1\" && cd \"$1\" && exec dpkg-buildpackage -B -d --no-sign";
 
 /// Packages of a lower version.
@@ -100,7 +100,7 @@ impl Builder<'_> {
     fn make_packages(&self, root: &Path, name: &str, version: &str, work: &Path) -> Result<(), Error> {
         let env = [
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
-            ("DEB_BUILD_OPTIONS", format!("nocheck nodoc noautodbgsym parallel={}", self.jobs)),
+            ("DEB_BUILD_OPTIONS", format!("nocheck noautodbgsym parallel={}", self.jobs)),
             ("DEB_BUILD_PROFILES", "nocheck".to_owned()),
             ("HOME", "/nonexistent".to_owned()),
             ("LC_ALL", "C.UTF-8".to_owned()),
