@@ -26,6 +26,11 @@ const WORK: &str = "work";
 /// Source package, then the binary packages for this machine.
 const MAKE: &str = "dpkg-source --build \"$1\" && cd \"$1\" && exec dpkg-buildpackage -B -d --no-sign";
 
+/// Files of a source package, relative to its tree.
+const SERIES: &str = "debian/patches/series";
+/// See [`SERIES`].
+const CHANGELOG: &str = "debian/changelog";
+
 /// Packages of a lower version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OlderPackages {
@@ -112,9 +117,6 @@ impl Builder<'_> {
         run(&mut sandbox.command(inside, &argv, &env), "building packages by their own rules").map(drop)
     }
 }
-
-const SERIES: &str = "debian/patches/series";
-const CHANGELOG: &str = "debian/changelog";
 
 /// Moves the packages to the top of a cache entry, and removes the rest.
 fn keep_packages(entry: &Path) -> Result<(), Error> {
