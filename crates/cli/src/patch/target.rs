@@ -29,6 +29,10 @@ pub(crate) struct Args {
     /// Directory for the program.
     #[arg(short, long, value_name = "DIR", requires = "program")]
     output: Option<PathBuf>,
+    /// Build the package with these diffs at a lower version, and write its source and binary packages to this directory:
+    /// for a machine that is to run it, and for `--sources`.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["prebuilt", "program", "integration"])]
+    packages: Option<PathBuf>,
     #[command(flatten)]
     integration: Integration,
     #[command(flatten)]
@@ -43,7 +47,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         ));
     };
     let selected = args.running.selected()?;
-    let (package, version, series, program) = with_builder(&args.workplace, output, |mut builder| {
+    let (package, version, series, program, packages) = with_builder(&args.workplace, output, |mut builder| {
         let (package, version) = match (&selected, &args.debian) {
             (Some(selected), _) => {
                 let program = args.running.program(selected, &builder)?;
@@ -64,8 +68,10 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             }
             _ => None,
         };
+        let packages = args.packages.as_deref();
+        let packages = packages.map(|into| builder.write_older_packages(&source, &shipped, into)).transpose()?;
         let series: Vec<(Diff, bool)> = source.series.diffs.iter().map(|d| (d.clone(), there.contains(d))).collect();
-        Ok((source.name().to_owned(), source.version().to_owned(), series, program))
+        Ok((source.name().to_owned(), source.version().to_owned(), series, program, packages))
     })
     .map_err(|error| {
         let (hint, state) = (hint(&error, None), "no program was written");
@@ -84,7 +90,17 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         let how = if args.prebuilt { "from the archive" } else { built_with(&shipped) };
         output.line(format_args!("{path} ({how})"));
     }
-    output.result("target", &json!({"package": package, "version": version, "series": entries, "program": program}));
+    let written: Vec<String> = packages.iter().flat_map(|p| &p.files).map(|path| path.display().to_string()).collect();
+    if let Some(packages) = &packages {
+        output.line(format_args!("{} {} ({})", package, packages.version, built_with(&shipped)));
+        written.iter().for_each(|path| output.line(format_args!("  {path}")));
+    }
+    let built_version = packages.as_ref().map(|packages| &packages.version);
+    output.result(
+        "target",
+        &json!({"package": package, "version": version, "series": entries, "program": program,
+            "built-version": built_version, "packages": written}),
+    );
     Ok(())
 }
 

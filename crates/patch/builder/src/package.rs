@@ -54,9 +54,7 @@ impl SourcePackage {
 
     /// Returns the version without epoch and Debian revision.
     pub(crate) fn upstream(&self) -> &str {
-        let version = self.version();
-        let version = version.split_once(':').map_or(version, |(_, rest)| rest);
-        version.rsplit_once('-').map_or(version, |(upstream, _)| upstream)
+        upstream_of(self.version())
     }
 
     /// Returns the directory of the unpacked package.
@@ -66,7 +64,7 @@ impl SourcePackage {
 
     /// Returns the path of the source during its build.
     pub(crate) fn build_path(&self) -> PathBuf {
-        Path::new(BUILD_PATH).join(format!("{}-{}", self.name(), self.upstream()))
+        build_path_of(self.name(), self.version())
     }
 
     fn key(&self) -> String {
@@ -85,6 +83,16 @@ impl SourcePackage {
         let series = Series::read(format!("{} {}", stanza.package, stanza.version), &tree)?;
         Ok(SourcePackage { stanza, apt: apt.clone(), description, tree, variant: String::new(), series })
     }
+}
+
+fn upstream_of(version: &str) -> &str {
+    let version = version.split_once(':').map_or(version, |(_, rest)| rest);
+    version.rsplit_once('-').map_or(version, |(upstream, _)| upstream)
+}
+
+/// Returns the path of the source of a version during its build.
+pub(crate) fn build_path_of(name: &str, version: &str) -> PathBuf {
+    Path::new(BUILD_PATH).join(format!("{name}-{}", upstream_of(version)))
 }
 
 /// Directory in which quilt notes the diffs that are applied, with the files as they were before.

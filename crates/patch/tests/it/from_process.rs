@@ -1,8 +1,8 @@
-//! `patch build --pid N`: two versions of a package of ours in a directory, of which the older one runs.
+//! `patch build --pid N`: a package of ours in a directory, and packages of it without its diffs, of which the program runs.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use stillpoint_patch_tests::cli::Stillpoint;
@@ -33,6 +33,10 @@ build build-arch:
 clean:
 \trm -f main.o sp-live
 binary binary-arch:
+\tinstall -s -D sp-live debian/tmp/usr/bin/sp-live
+\tinstall -d debian/tmp/DEBIAN
+\tdpkg-gencontrol
+\tdpkg-deb --root-owner-group -Znone --build debian/tmp ..
 ";
 const FIX: &str = "\
 Description: the right answer (CVE-2026-11111)
@@ -50,8 +54,6 @@ Description: counts from another member (CVE-2026-22222)
 -struct state { int calls; };
 +struct state { long begin; int calls; };
 ";
-/// Archive of the upstream source, which both versions share.
-const ORIGINAL: &str = "sp-live_1.0.orig.tar.gz";
 /// Limit of the time until an effect is seen.
 const EFFECT_MAX: Duration = Duration::from_secs(30);
 
@@ -60,8 +62,8 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Makes a source package of a version with a series.
-fn source(dir: &Path, version: &str, series: &[(&str, &str)]) {
+/// Makes a source package with a series.
+fn source(dir: &Path, series: &[(&str, &str)]) {
     let tree = dir.join("sp-live-1.0");
     let write = |name: &str, text: &str| {
         let path = tree.join(name);
@@ -69,19 +71,13 @@ fn source(dir: &Path, version: &str, series: &[(&str, &str)]) {
         fs::write(path, text).expect("write a file");
     };
     write("main.c", PROGRAM);
-    if !dir.join(ORIGINAL).exists() {
-        run(Command::new("tar").args(["-czf", ORIGINAL, "sp-live-1.0"]).current_dir(dir));
-    }
+    run(Command::new("tar").args(["-czf", "sp-live_1.0.orig.tar.gz", "sp-live-1.0"]).current_dir(dir));
     write("debian/source/format", "3.0 (quilt)\n");
     let stanza = "Package: sp-live\nArchitecture: any\nDescription: x\n";
     write("debian/control", &format!("Source: sp-live\nMaintainer: A <a@b.invalid>\n\n{stanza}"));
-    let entry = |version: &str| {
-        format!(
-            "sp-live ({version}) stable; urgency=low\n\n  * x\n\n -- A <a@b.invalid>  Fri, 03 Apr 2026 14:29:32 +0200\n\n"
-        )
-    };
-    let older = if version == "1.0-1" { String::new() } else { entry("1.0-1") };
-    write("debian/changelog", &(entry(version) + &older));
+    let trailer = "  * x\n\n -- A <a@b.invalid>  Fri, 03 Apr 2026 14:29:32 +0200\n";
+    let entry = |version: &str| format!("sp-live ({version}) stable; urgency=low\n\n{trailer}\n");
+    write("debian/changelog", &(entry("1.0-2") + &entry("1.0-1")));
     write("debian/rules", RULES);
     run(Command::new("chmod").arg("+x").arg(tree.join("debian/rules")));
     for (name, text) in series {
@@ -90,20 +86,6 @@ fn source(dir: &Path, version: &str, series: &[(&str, &str)]) {
     let names: String = series.iter().map(|(name, _)| format!("{name}\n")).collect();
     write("debian/patches/series", &names);
     run(Command::new("dpkg-source").arg("-b").arg(&tree).current_dir(dir));
-    fs::remove_dir_all(tree).expect("remove the tree");
-}
-
-/// Makes the binary package of the older version.
-fn binary_package(dir: &Path, program: &Path) {
-    let tree = dir.join("tree");
-    for made in ["DEBIAN", "usr/bin"] {
-        fs::create_dir_all(tree.join(made)).expect("make a directory");
-    }
-    let fields = "Architecture: amd64\nMaintainer: A <a@b.invalid>\nDescription: x\n";
-    fs::write(tree.join("DEBIAN/control"), format!("Package: sp-live\nVersion: 1.0-1\n{fields}")).expect("write");
-    fs::copy(program, tree.join("usr/bin/sp-live")).expect("copy the program");
-    let deb = dir.join("sp-live_1.0-1_amd64.deb");
-    run(Command::new("dpkg-deb").args(["--root-owner-group", "-Znone", "--build"]).args([&tree, &deb]));
     fs::remove_dir_all(tree).expect("remove the tree");
 }
 
@@ -145,15 +127,16 @@ fn a_process_gets_every_diff_of_the_newest_version_that_can_be_live() {
     let dir = tempfile::tempdir().expect("make a directory");
     let sources = dir.path().join("packages");
     fs::create_dir(&sources).expect("make a directory");
-    source(&sources, "1.0-1", &[]);
+    source(&sources, &[("fix.patch", FIX), ("layout.patch", LAYOUT)]);
     let stillpoint = |arguments: &[&str]| Stillpoint::new().arg("patch").args(arguments.iter().copied());
     let place = sources.display().to_string();
-    let out = dir.path().join("out").display().to_string();
-    stillpoint(&["target", "--debian", "sp-live=1.0-1", "--sources", &place, "--program", "sp-live", "--output", &out])
-        .succeed();
-    let program = PathBuf::from(&out).join("sp-live");
-    binary_package(&sources, &program);
-    source(&sources, "1.0-2", &[("fix.patch", FIX), ("layout.patch", LAYOUT)]);
+    let made = ["target", "--debian", "sp-live", "--sources", &place, "--shipped", "without:fix,layout"];
+    let made = stillpoint(&made).args(["--packages", &place]).json().succeed().json().pop().expect("a result");
+    let version = made["built-version"].as_str().expect("a version");
+    assert!(version.starts_with("1.0-2~"), "lower than 1.0-2: {version}");
+    let package = sources.join(format!("sp-live_{version}_amd64.deb"));
+    run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(dir.path()));
+    let program = dir.path().join("usr/bin/sp-live");
     let mut older = Older::start(&program);
     older.assert_answers("1");
     // the usual case: the file was removed
