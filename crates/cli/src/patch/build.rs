@@ -384,13 +384,15 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
             names.join(", ")
         ));
     }
-    if !patch.data.is_empty() {
-        let names: Vec<&str> = patch.data.iter().map(|c| c.name.as_str()).collect();
-        output.line(format_args!(
-            "{} variables are written while all threads are stopped: {}; apply it with --quiescence stop or global",
-            names.len(),
-            names.join(", ")
-        ));
+    for (is_copied, what) in
+        [(false, "are written while all threads are stopped"), (true, "have a copy in the new code")]
+    {
+        let of_kind = patch.data.iter().filter(|c| c.is_copied() == is_copied);
+        let names: Vec<&str> = of_kind.map(|c| c.name.as_str()).collect();
+        if !names.is_empty() {
+            let (count, names) = (names.len(), names.join(", "));
+            output.line(format_args!("{count} variables {what}: {names}; apply it with --quiescence stop or global"));
+        }
     }
     if !patch.staying.is_empty() {
         let names = patch.staying.join(", ");

@@ -101,7 +101,7 @@ fn print(pid: Pid, name: &str, found: &Prediction, output: &Output) {
         found.threads
     ));
     if !found.data.is_empty() {
-        output.line(format_args!("  all threads are stopped while {} are written", found.data.join(", ")));
+        output.line(format_args!("  all threads are stopped while {} change", found.data.join(", ")));
     }
     for busy in &found.busy {
         output.line(format_args!("  thread {} would have to leave {} first", busy.tid, busy.function));

@@ -150,11 +150,14 @@ fn functions(out: &mut String, patch: &Patch) {
         .iter()
         .map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
     list(out, "constants and functions changed in place, by --view generation only", &constants.collect::<Vec<_>>());
-    let data = patch
-        .data
-        .iter()
-        .map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
-    list(out, "data written while all threads are stopped", &data.collect::<Vec<_>>());
+    for (is_copied, what) in
+        [(false, "data written while all threads are stopped"), (true, "data of which new code has a copy")]
+    {
+        let of_kind = patch.data.iter().filter(|c| c.is_copied() == is_copied);
+        let data =
+            of_kind.map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
+        list(out, what, &data.collect::<Vec<_>>());
+    }
     let off_stack: Vec<String> = patch
         .off_stack
         .iter()

@@ -44,7 +44,9 @@ pub(crate) fn find(
         }
     }
     name_register_users(&pair, unit, &mut changed);
-    for variable in unit.variables() {
+    // those that still have a pair are refused already
+    let resized: BTreeSet<usize> = unit.resized().into_iter().map(|(new, _)| new).collect();
+    for variable in unit.variables().filter(|variable| !resized.contains(variable)) {
         match self_contained(unit, &pair, variable) {
             Some(Refusal::DataChanged { .. }) if options.in_place && kind_of(pair.new, variable) == "constant" => {
                 data.constants.push(variable);
@@ -136,6 +138,7 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
             object: symbol_names::stem(other.name).to_owned(),
             before,
             after,
+            copyable: false,
         })
     };
     if one.size != other.size {

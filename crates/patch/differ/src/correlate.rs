@@ -33,6 +33,17 @@ impl Correlation {
         self.ambiguous.get(&new).map(Vec::as_slice)
     }
 
+    /// Makes a symbol of the newer object a new one.
+    pub(crate) fn separate(&mut self, new: usize) {
+        self.to_old.remove(&new);
+        self.ambiguous.remove(&new);
+    }
+
+    /// Returns the symbols of the newer object that have one of the older.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.to_old.iter().map(|(new, old)| (*new, *old))
+    }
+
     /// Joins two mappings, newest to middle object (`self`) and middle to oldest (`next`), to one from newest to
     /// oldest.
     pub(crate) fn join(&self, next: &Correlation) -> Correlation {

@@ -82,16 +82,7 @@ fn place(target: &TargetElf, units: &[Unit<'_>], (index, variable): (usize, usiz
     if after.has_relative_pointer(variable) {
         return Err("it holds distances between its own place and another".to_owned());
     }
-    let shown = units.iter().find_map(|other| other.shipped.as_ref()?.name(old)?.direct);
-    let elsewhere = shown.or(listed.map(|s| s.at));
-    let place = match shipped.object.defined(old).map(|(_, s)| (s.home, s.size)) {
-        Some((Home::Section(section), size)) if shipped.object.sections[section].nature == Nature::Zero => shipped
-            .name(old)
-            .and_then(|known| known.direct)
-            .or(elsewhere)
-            .map(|at| Range { start: Svma(at), len: size }),
-        _ => shipped.constant(target, old, elsewhere),
-    };
+    let place = shipped_place(target, units, unit, old);
     let place = place.filter(|place| place.len == after.symbols[variable].size && place.len > 0).ok_or_else(missing)?;
     contents(target, shipped, old, place)?;
     let constant = match after.symbols[variable].home {
@@ -101,6 +92,23 @@ fn place(target: &TargetElf, units: &[Unit<'_>], (index, variable): (usize, usiz
     match holder(target, units, (index, variable), place).filter(|_| constant) {
         Some(holder) => Err(format!("it is a constant, and code that reads it through {holder} cannot be known")),
         None => Ok(place),
+    }
+}
+
+/// Returns the range of a variable of a unit as shipped.
+pub(crate) fn shipped_place(target: &TargetElf, units: &[Unit<'_>], unit: &Unit<'_>, name: &str) -> Option<Range> {
+    let shipped = unit.shipped.as_ref()?;
+    let (_, symbol) = shipped.object.defined(name)?;
+    let listed = target.symbols.get(name).into_iter().flatten().find(|s| s.global && !symbol.local);
+    let shown = || units.iter().find_map(|other| other.shipped.as_ref()?.name(name)?.direct);
+    let own = shipped.name(name).and_then(|known| known.direct);
+    let shown = if symbol.local { own } else { shown() };
+    let elsewhere = shown.or(listed.map(|s| s.at));
+    match symbol.home {
+        Home::Section(section) if shipped.object.sections[section].nature == Nature::Zero => {
+            own.or(elsewhere).map(|at| Range { start: Svma(at), len: symbol.size })
+        }
+        _ => shipped.constant(target, name, elsewhere),
     }
 }
 
@@ -185,37 +193,17 @@ fn pointer_places(target: &TargetElf, object: &Object<'_>, name: &str, place: Ra
 /// Adds the contents of a changed variable to the patch; returns the symbols of the shipped contents and of the new ones.
 pub(crate) fn bring(assembly: &mut Assembly<'_, '_>, (unit, variable): (usize, usize)) -> Option<(u32, u32)> {
     let place = *assembly.plan.data.get(&(unit, variable))?;
-    let (after, units, target) = (assembly.after(unit)?, assembly.units, assembly.target);
+    let (after, units) = (assembly.after(unit)?, assembly.units);
     let name = after.symbols[variable].name;
     let Ancestor::Shipped(old) = units[unit].ancestor(variable) else { return None };
-    let (bytes, pointers) = match contents(target, units[unit].shipped.as_ref()?, old, place) {
-        Ok(contents) => contents,
+    let shipped = match bring_shipped(assembly, unit, old, place) {
+        Ok(shipped) => shipped,
         Err(why) => {
             assembly.refusals.push(refusal(&units[unit], name, why));
             return None;
         }
     };
-    let relocations = pointers.into_iter().map(|(offset, value)| {
-        let at = place.start.0 + u64::from(offset);
-        let import = matches!(value, SymbolValue::Import { .. });
-        let name = match target.dynamic.get(&at) {
-            Some(Dynamic::Name(name)) if import => name.clone(),
-            _ => format!("pointer in {old} as shipped"),
-        };
-        let value = match value {
-            SymbolValue::Import { .. } => {
-                let version = assembly.options.imports.as_ref().and_then(|all| all.get(&name).cloned().flatten());
-                SymbolValue::Import { version }
-            }
-            other => other,
-        };
-        let how = if import { ResolvedBy::Runtime } else { ResolvedBy::ReverseRelocation };
-        let symbol = assembly.symbol(&name, value, how);
-        Relocation { offset, kind: RelocationKind::Abs64, symbol, addend: 0 }
-    });
-    let relocations = relocations.collect();
     let stem = symbol_names::stem(name);
-    let shipped = assembly.add_contents(&format!(".rodata.shipped.{stem}"), bytes, relocations);
     let new = match after.symbols[variable].home {
         Home::Section(home) if after.sections[home].nature == Nature::Zero => {
             assembly.add_contents(&format!(".rodata.new.{stem}"), vec![0; place.len as usize], Vec::new())
@@ -223,6 +211,40 @@ pub(crate) fn bring(assembly: &mut Assembly<'_, '_>, (unit, variable): (usize, u
         _ => assembly.add_constant(unit, variable)?,
     };
     Some((shipped, new))
+}
+
+/// Adds the contents as shipped of a variable to the patch; returns their symbol.
+pub(crate) fn bring_shipped(
+    assembly: &mut Assembly<'_, '_>,
+    unit: usize,
+    name: &str,
+    place: Range,
+) -> Result<u32, String> {
+    let (units, target) = (assembly.units, assembly.target);
+    let shipped = units[unit].shipped.as_ref().ok_or("its unit is new")?;
+    let (bytes, pointers) = contents(target, shipped, name, place)?;
+    let relocations = pointers.into_iter().map(|(offset, value)| {
+        let at = place.start.0 + u64::from(offset);
+        let import = matches!(value, SymbolValue::Import { .. });
+        let symbol_name = match target.dynamic.get(&at) {
+            Some(Dynamic::Name(imported)) if import => imported.clone(),
+            _ => format!("pointer in {name} as shipped"),
+        };
+        let value = match value {
+            SymbolValue::Import { .. } => {
+                let version =
+                    assembly.options.imports.as_ref().and_then(|all| all.get(&symbol_name).cloned().flatten());
+                SymbolValue::Import { version }
+            }
+            other => other,
+        };
+        let how = if import { ResolvedBy::Runtime } else { ResolvedBy::ReverseRelocation };
+        let symbol = assembly.symbol(&symbol_name, value, how);
+        Relocation { offset, kind: RelocationKind::Abs64, symbol, addend: 0 }
+    });
+    let relocations = relocations.collect();
+    let stem = symbol_names::stem(name);
+    Ok(assembly.add_contents(&format!(".rodata.shipped.{stem}"), bytes, relocations))
 }
 
 /// Returns the sections of the after side that hold new contents of changed variables: the patch never writes to them.

@@ -3,9 +3,13 @@
 use crate::assemble::Assembly;
 use crate::closure::{self, Plan};
 use crate::object_file::Home;
+use crate::table_copies::TableCopy;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
-use crate::{Options, Outcome, Refusal, UnitInput, change, data_changes, function_moves, in_place, types};
+use crate::{
+    Options, Outcome, Refusal, UnitInput, change, data_changes, folded, function_moves, in_place, renumbered,
+    table_copies, types,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format as format;
 use stillpoint_patch_format::{
@@ -17,9 +21,11 @@ use stillpoint_patch_format::{
 /// # Errors
 /// All reasons why the patch is impossible.
 pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
-    let units = Unit::read_all(target, inputs)?;
+    let mut units = Unit::read_all(target, inputs)?;
     let mut refusals: Vec<Refusal> = Vec::new();
+    let copies = table_copies::separate(target, &mut units, options, &mut refusals);
     let mut data: Vec<change::ChangedData> = units.iter().map(|_| change::ChangedData::default()).collect();
+    refusals.extend(inputs.iter().zip(&units).filter_map(folded_otherwise));
     let find = |(unit, data)| change::find(unit, options, &mut refusals, data);
     let mut changed: Vec<change::ChangedFunctions> = units.iter().zip(&mut data).map(find).collect();
     function_moves::add(&units, &mut changed);
@@ -27,7 +33,9 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let (constants, data) = data.into_iter().map(|unit| (unit.constants, unit.data)).unzip();
     in_place::add(target, &units, constants, &mut plan, &mut refusals);
     data_changes::add(target, &units, data, &mut plan, &mut refusals);
-    let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
+    table_copies::check(&units, &copies, &mut plan, &mut refusals);
+    let (facts, notes, renumbered) = compare_types(inputs, &units, (&plan, &copies), &mut refusals);
+    let holding = renumbered::holding(inputs, &units, &plan, &renumbered, &mut refusals);
     if plan.entries.is_empty()
         && plan.rebound.is_empty()
         && plan.constants.is_empty()
@@ -40,7 +48,8 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let mut assembly = Assembly::new(target, &units, options, &plan);
     let hooks = find_hooks(&mut assembly);
     assembly.run();
-    let data = find_data(&mut assembly);
+    let mut data = find_data(&mut assembly);
+    data.extend(table_copies::bring(&mut assembly, &copies));
     assembly.warnings.extend(notes);
     for (unit, lambda) in units.iter().flat_map(|unit| unit.replaced_lambdas().iter().map(move |lambda| (unit, lambda)))
     {
@@ -54,7 +63,7 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let mut off_stack = off_stack(target, &units, options, &mut refusals);
     off_stack.extend(in_place::users(&units, &plan));
     off_stack.extend(in_place::code(&units, &plan));
-    for user in data_changes::users(target, &units, &plan) {
+    for user in data_changes::users(target, &units, &plan).into_iter().chain(holding) {
         if !off_stack.iter().any(|known| known.range.start == user.range.start) {
             off_stack.push(user);
         }
@@ -68,15 +77,25 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     Ok(Outcome::Patch(Box::new(patch)))
 }
 
+/// Refuses a program that was optimised when it was linked, if statics that were one function are not any more: the functions that
+/// stored pointers lead to are not known.
+fn folded_otherwise((input, unit): (&UnitInput<'_>, &Unit<'_>)) -> Option<Refusal> {
+    let (before, after) = (unit.before.as_ref()?, unit.after.as_ref()?);
+    let shipped = unit.shipped.as_ref().filter(|_| input.sources.is_some())?;
+    let (one, other) = folded::difference(&shipped.object, before).or_else(|| folded::difference(before, after))?;
+    let at = shipped.code(&other).map_or(Svma(0), |code| code.start);
+    Some(Refusal::IdenticalCodeFolded { unit: unit.path.to_owned(), one, other, at })
+}
+
 /// Compares types as shipped with types of the after side: the running data has the shipped layout.
 fn compare_types(
     inputs: &[UnitInput<'_>],
     units: &[Unit<'_>],
-    plan: &Plan,
+    (plan, copies): (&Plan, &[TableCopy]),
     refusals: &mut Vec<Refusal>,
-) -> (Vec<TypeFact>, Vec<String>) {
+) -> (Vec<TypeFact>, Vec<String>, BTreeSet<String>) {
     let mut facts: BTreeMap<String, TypeFact> = BTreeMap::new();
-    let mut notes = BTreeSet::new();
+    let (mut notes, mut renumbered) = (BTreeSet::new(), BTreeSet::new());
     for (index, (input, unit)) in inputs.iter().zip(units).enumerate() {
         let Some(after) = unit.after.as_ref().filter(|_| !input.shipped.is_empty()) else { continue };
         let changed = |s: &usize| plan.reasons.contains_key(&(index, *s)) || unit.ancestor(*s) == Ancestor::None;
@@ -87,12 +106,14 @@ fn compare_types(
         };
         let used_by: Vec<(String, String)> = unit.functions().into_iter().filter(changed).map(names).collect();
         let own = [(input.shipped, input.after)];
+        let copied: Vec<&str> = copies.iter().filter(|c| c.unit == index).filter_map(|c| c.name(units)).collect();
         let sources = input.sources.map(|all| all.iter().map(|of| (&of.shipped[..], &of.after[..])).collect());
         for (shipped, after) in sources.unwrap_or_else(|| own.to_vec()) {
-            match types::compare(shipped, after, &used_by) {
+            match types::compare_except(shipped, after, &used_by, &copied) {
                 Ok(found) => {
                     facts.extend(found.facts.into_iter().map(|fact| (fact.name.clone(), fact)));
                     notes.extend(found.notes);
+                    renumbered.extend(found.renumbered.into_keys());
                 }
                 Err(found) => {
                     for refusal in found {
@@ -104,7 +125,7 @@ fn compare_types(
             }
         }
     }
-    (facts.into_values().collect(), notes.into_iter().collect())
+    (facts.into_values().collect(), notes.into_iter().collect(), renumbered)
 }
 
 /// Returns the changes of data, whose contents are among the sections of the patch.

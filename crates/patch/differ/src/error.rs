@@ -88,6 +88,8 @@ pub enum Refusal {
         before: String,
         /// Size or nature after.
         after: String,
+        /// True if new code may have a copy of it, with [`Options::write_data`](crate::Options::write_data).
+        copyable: bool,
     },
     /// A static local or file static could not be distinguished from others of its name.
     #[error("static variable `{object}` of {unit} cannot be identified: {why}", object = readable(.object))]

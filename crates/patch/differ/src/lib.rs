@@ -14,7 +14,8 @@
 //!   no relocated place, no symbol table of the target and no other unit contradicts it. All other names are in the
 //!   patch, in an earlier patch of the series or in a library;
 //! - every variable that live code holds keeps its address, size and type, and its initial value unless the author permits
-//!   the change ([`Options::write_data`]); then the patch has the value as shipped, and all code that names it;
+//!   the change ([`Options::write_data`]); then the patch has the value as shipped, and all code that names it. A variable of
+//!   another size has a new copy instead, if all code that names the old one is replaced and keeps its address to itself;
 //! - every class of C++ keeps its table of virtual functions and its type, and every static object its initialisation;
 //! - no remaining call would reach the wrong version: where an entry cannot be redirected, its callers are.
 //!
@@ -69,6 +70,8 @@ mod correlate;
 mod data_changes;
 mod diff;
 mod error;
+mod escape;
+mod folded;
 mod function_moves;
 mod in_place;
 mod library;
@@ -76,10 +79,12 @@ mod link_time;
 mod object_file;
 mod options;
 mod placement;
+mod renumbered;
 mod resolve;
 mod reverse;
 mod shipped_unit;
 mod symbol_names;
+mod table_copies;
 mod target;
 pub mod types;
 mod unit;

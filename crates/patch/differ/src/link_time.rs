@@ -4,10 +4,12 @@
 //! statics of one name meet: the compiler numbers them (`f.lto_priv.3`), by an order that a change moves, and only where
 //! they do meet. A number that moves would pair two different functions, and a stored pointer to one of them would lead to
 //! the other. So each static gets the name of its source file in place of the number, from the debug information; a name
-//! that the source shares between files has none, although the compiler may have made it local.
+//! that the source shares between files has none, although the compiler may have made it local. Statics that became one function
+//! are numbered, see the module `folded`.
 
+use crate::folded::{self, MARK, Place};
 use crate::types::{Owners, owners};
-use crate::{Refusal, symbol_names};
+use crate::{Refusal, object_file, symbol_names};
 use object::elf;
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Endianness, Object, ObjectSymbol, SymbolKind, SymbolSection};
@@ -29,8 +31,10 @@ struct Named {
     name: String,
     /// True for a symbol of one source file; `None` leaves the binding as it is.
     is_local: Option<bool>,
-    place: (usize, u64),
+    place: Place,
     is_code: bool,
+    /// Name in the object.
+    old: String,
 }
 
 /// Gives the statics of a program's partitions, joined to one object, names that tell those of different source files
@@ -43,8 +47,9 @@ pub fn distinguish_statics(joined: &[u8], unit: &str, side: &'static str) -> Res
     let bad = |why: String| Refusal::BadObject { unit: unit.to_owned(), side, why };
     let file = ElfFile64::<Endianness>::parse(joined).map_err(|e| bad(e.to_string()))?;
     let owners = owners(joined)?;
+    let object = object_file::Object::parse(joined, unit, side)?;
     let mut named: Vec<Named> = file.symbols().filter_map(|symbol| renamed(&symbol, &owners)).collect();
-    number_again(&mut named)
+    number_again(&mut named, |places| folded::are_same(&object, places))
         .map_err(|name| bad(format!("two functions or variables `{name}` cannot be told apart")))?;
     rewritten(joined, &file, &named).ok_or_else(|| bad("its symbol table is damaged".to_owned()))
 }
@@ -57,12 +62,16 @@ fn renamed<'d>(symbol: &impl ObjectSymbol<'d>, owners: &Owners) -> Option<Named>
     let old = symbol.name().ok().filter(|name| !name.is_empty())?;
     let place = (section.0, symbol.address());
     let is_code = symbol.kind() == SymbolKind::Text;
-    let same = Named { index: symbol.index().0, name: old.to_owned(), is_local: None, place, is_code };
+    let (name, index) = (old.to_owned(), symbol.index().0);
+    let same = Named { index, name: name.clone(), is_local: None, place, is_code, old: name };
     if symbol_names::is_anonymous(old) {
         return Some(same);
     }
     let plain = without_numbers_of_partitions(old);
-    let Some(owner) = owners.at(place.0, place.1) else { return Some(same) };
+    let Some(owner) = owners.at(place.0, place.1) else {
+        let is_jump = is_code && old.contains(NUMBERED) && !symbol_names::is_cold(old);
+        return Some(if is_jump { Named { name: plain + MARK, is_local: Some(true), ..same } } else { same });
+    };
     let Some((own, rest)) = split(&plain, &owner.name) else { return Some(same) };
     Some(match &owner.file {
         // numbers tell statics of functions in C++ apart
@@ -89,21 +98,39 @@ fn without_numbers_of_partitions(name: &str) -> String {
     parts.fold(start, |start, rest| start + rest.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
-/// Numbers names of the compiler that several partitions have. The error is a name of something else at two places, or
-/// one of a function that is still numbered.
-fn number_again(named: &mut [Named]) -> Result<(), String> {
-    let mut places: BTreeMap<String, BTreeSet<(usize, u64)>> = BTreeMap::new();
+/// Numbers names of the compiler that several partitions have, and functions of several places for which `are_same`. The error is a
+/// name of something else at two places, or one of a function that is still numbered.
+fn number_again(named: &mut [Named], are_same: impl Fn(&BTreeSet<Place>) -> bool) -> Result<(), String> {
+    let mut places: BTreeMap<String, BTreeSet<Place>> = BTreeMap::new();
     for one in named.iter() {
         places.entry(one.name.clone()).or_default().insert(one.place);
     }
-    for one in named.iter_mut() {
+    let mut folded: BTreeMap<String, String> = BTreeMap::new();
+    for one in named.iter_mut().filter(|one| one.is_code && !symbol_names::is_cold(&one.name)) {
         let all = &places[&one.name];
+        let is_copy = all.len() > 1 && !one.name.starts_with("_ZZ");
+        if !is_copy && !one.name.ends_with(MARK) || one.name.contains(NUMBERED) || !are_same(all) {
+            continue;
+        }
+        let number = all.iter().position(|place| *place == one.place).unwrap_or_default();
+        let name = format!("{}{MARK}.{number}", one.name.strip_suffix(MARK).unwrap_or(&one.name));
+        folded.insert(one.old.clone(), name.clone());
+        one.name = name;
+    }
+    for one in named.iter_mut() {
+        // parts follow their function
+        if let Some(whole) = symbol_names::cold_parent(&one.old).and_then(|parent| folded.get(parent)) {
+            one.name = format!("{whole}.cold");
+            continue;
+        }
+        let Some(all) = places.get(&one.name) else { continue };
         let has_number = one.is_code && one.name.contains(NUMBERED);
-        if all.len() == 1 && !has_number {
+        if all.len() == 1 && !has_number && !one.name.ends_with(MARK) {
             continue;
         }
         let is_made = symbol_names::is_anonymous(&one.name) || !one.is_code && symbol_names::is_numbered(&one.name);
-        if has_number || !is_made && !one.name.starts_with("_ZZ") && !one.name.starts_with("_ZGV") {
+        let is_local = one.name.starts_with("_ZZ") || one.name.starts_with("_ZGV");
+        if has_number || one.name.ends_with(MARK) || !is_made && !is_local {
             return Err(one.name.clone());
         }
         let number = all.iter().position(|place| *place == one.place).unwrap_or_default();
@@ -181,12 +208,38 @@ mod tests {
             is_local: None,
             place: (section, 0),
             is_code,
+            old: name.to_owned(),
         };
         let mut named = [one(".LC0", 1, false), one(".LC0", 2, false), one("f.a_c", 3, true), one("f.a_c", 3, true)];
-        number_again(&mut named).unwrap();
+        number_again(&mut named, |_| false).unwrap();
         assert_eq!(named.map(|one| one.name), [".LC0.0", ".LC0.1", "f.a_c", "f.a_c"]);
-        assert_eq!(number_again(&mut [one("f", 1, true), one("f", 2, true)]), Err("f".to_owned()));
+        assert_eq!(number_again(&mut [one("f", 1, true), one("f", 2, true)], |_| false), Err("f".to_owned()));
         let numbered = "f.lto_priv.1";
-        assert_eq!(number_again(&mut [one(numbered, 1, true)]), Err(numbered.to_owned()));
+        assert_eq!(number_again(&mut [one(numbered, 1, true)], |_| true), Err(numbered.to_owned()));
+    }
+
+    #[test]
+    fn copies_of_one_function_are_numbered_with_their_parts() {
+        let one = |name: &str, old: &str, section| Named {
+            index: 0,
+            name: name.to_owned(),
+            is_local: None,
+            place: (section, 0),
+            is_code: true,
+            old: old.to_owned(),
+        };
+        let all = [
+            one("f.a_c", "f.lto_priv.0", 1),
+            one("f.a_c", "f.lto_priv.1", 2),
+            one("f.a_c.cold", "f.lto_priv.1.cold", 3),
+            one("f.folded", "f.lto_priv.2", 4),
+            one("g.a_c", "g", 5),
+        ];
+        let mut named = all;
+        number_again(&mut named, |_| true).unwrap();
+        let names = named.each_ref().map(|one| one.name.as_str());
+        assert_eq!(names, ["f.a_c.folded.0", "f.a_c.folded.1", "f.a_c.folded.1.cold", "f.folded.0", "g.a_c"]);
+        let mut jump = [one("f.folded", "f.lto_priv.2", 4)];
+        assert_eq!(number_again(&mut jump, |_| false), Err("f.folded".to_owned()));
     }
 }

@@ -171,6 +171,11 @@ pub(crate) fn is_pc_relative(kind: u32) -> bool {
     )
 }
 
+/// Returns true if the place holds the distance to a slot with an address.
+pub(crate) fn is_slot(kind: u32) -> bool {
+    matches!(elf::RelocationType(kind), elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX)
+}
+
 fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
     let (e, starts) = (Endianness::Little, |prefix: &str| name == prefix || name.starts_with(&format!("{prefix}.")));
     let flags = header.sh_flags(e).0;

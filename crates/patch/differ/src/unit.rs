@@ -6,8 +6,8 @@ use crate::object_file::{Home, Nature, Object, SymbolType};
 use crate::shipped_unit::ShippedUnit;
 use crate::symbol_names;
 use crate::target::TargetElf;
-use crate::{Refusal, UnitInput, types, unnamed_types};
-use std::collections::BTreeMap;
+use crate::{Refusal, UnitInput, table_copies, types, unnamed_types};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One translation unit in all its builds.
 #[derive(Debug)]
@@ -89,13 +89,19 @@ impl<'a> Unit<'a> {
             (Some(old), Some(new)) => Correlation::between(old, new, [&held, &closures(Some(new), input.after)?]),
             _ => Correlation::default(),
         };
-        let to_shipped = match (&shipped, &before) {
+        let mut to_shipped = match (&shipped, &before) {
             (Some(old), Some(new)) => {
                 let old = &old.object;
                 Correlation::between(old, new, [&closures(Some(old), input.shipped)?, &held])
             }
             _ => Correlation::default(),
         };
+        if let (Some(old), Some(new)) = (&shipped, &before) {
+            // an earlier patch has brought a copy
+            for (copy, _) in table_copies::resized(&old.object, new, &to_shipped) {
+                to_shipped.separate(copy);
+            }
+        }
         let after_to_shipped = to_before.join(&to_shipped);
         Ok(Unit { path: input.path, shipped, before, after, to_before, to_shipped, after_to_shipped })
     }
@@ -114,6 +120,23 @@ impl<'a> Unit<'a> {
             (None, Some(all)) => Ancestor::Ambiguous(name_in(&shipped.object, all)),
             (None, None) => Ancestor::Before,
         }
+    }
+
+    /// Makes a variable of the after side a new one.
+    pub(crate) fn separate(&mut self, variable: usize) {
+        self.to_before.separate(variable);
+        self.after_to_shipped.separate(variable);
+    }
+
+    /// Returns the static variables of the after side that have another size than before, each with that of the before side.
+    pub(crate) fn resized(&self) -> Vec<(usize, usize)> {
+        let (Some(before), Some(after)) = (&self.before, &self.after) else { return Vec::new() };
+        table_copies::resized(before, after, &self.to_before)
+    }
+
+    /// Returns the functions of the before side that exist on the after side.
+    pub(crate) fn kept(&self) -> BTreeSet<usize> {
+        self.to_before.pairs().map(|(_, old)| old).collect()
     }
 
     /// Returns the lambdas that the after side replaced by others.

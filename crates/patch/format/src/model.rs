@@ -351,6 +351,13 @@ pub struct Constant {
     pub new: u32,
 }
 
+impl DataChange {
+    /// Returns true if new code has a variable of its own in place of this one, which keeps its contents.
+    pub fn is_copied(&self) -> bool {
+        self.new == self.shipped
+    }
+}
+
 /// A variable or constant of the target whose contents change for all threads at once, while all are stopped.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DataChange {

@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
+use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::kill_injection::{KillInstant, run};
-use stillpoint_patch_tests::packages::Binary;
+use stillpoint_patch_tests::packages::{Binary, redis as packaged, versions_with_source, with_libraries_of};
 use stillpoint_patch_tests::server::{Redis, Server};
 use stillpoint_patch_tests::shipped_program::{MonitoredLoad, ShippedProgram, older};
 use stillpoint_patch_tests::victim::{Program, apply, residue, revert, soak, status};
-use stillpoint_patch_tests::{effects, skip, wait};
+use stillpoint_patch_tests::{effects, skip, wait, workspace_root};
 
 /// Fixes that the oldest binary of the archive lacks; a request shows if the last one is active.
 const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
@@ -160,4 +161,61 @@ fn the_tool_dies_while_redis_serves() {
         assert_fixed(port, false);
     }
     load.assert_clean();
+}
+
+/// Asks a script, and a function that was loaded before the patch, to change what all users share.
+fn changes_what_all_share(redis: &Redis) -> [String; 3] {
+    let mut client = redis.client();
+    let script = "getmetatable('').__probe = 1; return type(setfenv)";
+    let asked: [&[&str]; 3] =
+        [&["EVAL", script, "0"], &["EVAL", "return type(getfenv)", "0"], &["FCALL", "probe", "0"]];
+    asked.map(|words| client.command(words).expect("redis answers").text().to_owned())
+}
+
+/// The worked example of docs/shadow-members.md: an added member, tables of another length, and the work of the start.
+#[test]
+#[ignore = "full tier: two builds of redis, eight minutes of a processor"]
+fn a_fix_of_a_member_and_of_tables_is_applied() {
+    let packages = ["redis-server", "redis-tools"];
+    let (version, libraries) =
+        match versions_with_source(&packages).and_then(|all| Ok((all[0].clone(), packaged(Some(&all[0]))?))) {
+            Ok(found) => found,
+            Err(why) => skip!(why),
+        };
+    let (dir, package) = (tempfile::tempdir().expect("a directory"), format!("redis={version}"));
+    let target = || Stillpoint::new().args(["patch", "target"]).debian(&package);
+    let series = target().json().succeed().json().pop().expect("a line");
+    let names = series["series"].as_array().expect("a series").iter().filter_map(|entry| entry["name"].as_str());
+    let later: Vec<&str> = names.skip_while(|name| !name.contains("CVE-2025-46818")).collect();
+    let shipped = format!("without:{}", later.join(","));
+    target().args(["--shipped", &shipped, "--program", "redis-server", "--output"]).arg(dir.path()).succeed();
+    let program = dir.path().join("redis-server");
+    let (patch, diff) =
+        (dir.path().join("fix.patch"), workspace_root().join("crates/patch/tests/programs/redis-catch-up.diff"));
+    let build = || {
+        let call =
+            Stillpoint::new().args(["patch", "build", "--shipped", &shipped, "--quilt", "CVE-2025-46818", "--target"]);
+        call.arg(&program).debian(&package).arg("--output").arg(&patch)
+    };
+    let member = ["--shadow-member", "redisServer.lua_enable_deprecated_api"];
+    build().args(member).args(["--write-data", "--diff"]).arg(&diff).succeed();
+
+    let mut redis = Redis::start(&with_libraries_of(&program, &libraries), &[]);
+    let library =
+        "#!lua name=l\nredis.register_function('probe', function() getmetatable('').__probe = 1; return 'changed' end)";
+    redis.client().command(&["FUNCTION", "LOAD", library]).expect("redis answers");
+    assert_eq!(changes_what_all_share(&redis), ["function", "function", "changed"]);
+    let all_at_once = ["--quiescence", "stop"];
+    for _ in 0..2 {
+        apply(&patch, redis.pid()).args(all_at_once).succeed();
+        let [script, table, function] = changes_what_all_share(&redis);
+        assert!(script.contains("readonly table") && function.contains("readonly table"), "{script} {function}");
+        assert!(table.contains("nonexistent global variable 'getfenv'"), "{table}");
+        revert(redis.pid()).args(all_at_once).succeed();
+        // what the new code has locked stays locked, until redis makes another interpreter
+        redis.client().command(&["SCRIPT", "FLUSH"]).expect("redis answers");
+        let [script, table, _] = changes_what_all_share(&redis);
+        assert_eq!([script.as_str(), &table], ["function", "function"]);
+    }
+    redis.assert_running();
 }

@@ -331,6 +331,15 @@ impl<'a> Side<'a> {
         Ok(self.units[die.unit].entry(gimli::UnitOffset(die.offset))?)
     }
 
+    /// Returns the entry of each unit, which contains all others.
+    pub(super) fn roots(&self) -> Result<Vec<Die>, DebugInfoError> {
+        let root = |(unit, of): (usize, &gimli::Unit<Reader<'a>>)| {
+            let offset = of.entries_tree(None)?.root()?.entry().offset().0;
+            Ok::<_, DebugInfoError>(Die { unit, offset })
+        };
+        self.units.iter().enumerate().map(root).collect()
+    }
+
     /// Calls `visit` for the entries below `die`, its direct children alone or all.
     pub(super) fn below(
         &self,

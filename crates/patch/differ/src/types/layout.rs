@@ -2,6 +2,7 @@
 
 use super::Compared;
 use super::dwarf::{DebugInfoError, Die, NESTING_MAX, Side, TypeKey};
+use super::enumerations;
 use super::references::{References, references};
 use super::shape::{Count, Member, Shape};
 use crate::Refusal;
@@ -33,11 +34,14 @@ pub(super) struct Comparison<'c, 'a> {
     /// Members that structures gained, of those in `differences` where nothing else changed.
     added: BTreeMap<String, Vec<String>>,
     variables: BTreeMap<String, (String, String)>,
+    /// Variables of which new code has a copy.
+    copied: &'c [&'c str],
     signatures: Vec<Refusal>,
+    renumbered: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl<'c, 'a> Comparison<'c, 'a> {
-    pub(super) fn new(old: &'c Side<'a>, new: &'c Side<'a>) -> Self {
+    pub(super) fn new(old: &'c Side<'a>, new: &'c Side<'a>, copied: &'c [&'c str]) -> Self {
         Comparison {
             old,
             new,
@@ -49,7 +53,9 @@ impl<'c, 'a> Comparison<'c, 'a> {
             differences: BTreeMap::new(),
             added: BTreeMap::new(),
             variables: BTreeMap::new(),
+            copied,
             signatures: Vec::new(),
+            renumbered: BTreeMap::new(),
         }
     }
 
@@ -98,10 +104,15 @@ impl<'c, 'a> Comparison<'c, 'a> {
             object,
             before,
             after,
+            copyable: false,
         });
         let refusals: Vec<Refusal> = types.chain(variables).chain(self.signatures).collect();
         match refusals.is_empty() {
-            true => Ok(Compared { facts: self.facts.into_values().collect(), notes: self.notes.into_iter().collect() }),
+            true => Ok(Compared {
+                facts: self.facts.into_values().collect(),
+                notes: self.notes.into_iter().collect(),
+                renumbered: self.renumbered,
+            }),
             false => Err(refusals),
         }
     }
@@ -130,7 +141,8 @@ impl<'c, 'a> Comparison<'c, 'a> {
         new: &HashMap<String, Vec<Die>>,
     ) -> Result<(), DebugInfoError> {
         let names: BTreeSet<&String> = old.keys().filter(|name| new.contains_key(*name)).collect();
-        for name in names {
+        let is_copied = |name: &str| self.copied.iter().any(|copied| name.rsplit("::").next() == Some(*copied));
+        for name in names.into_iter().filter(|name| !is_copied(name)).collect::<Vec<_>>() {
             let (old, new) = (definition(self.old, &old[name])?, definition(self.new, &new[name])?);
             if self.old.is_constant(old)? && self.new.is_constant(new)? {
                 // Constant data is part of the patch; the types of its elements are still compared by name.
@@ -319,8 +331,29 @@ impl<'c, 'a> Comparison<'c, 'a> {
         let (size, new_size) = (self.old.extent(old)?.0, self.new.extent(new)?.0);
         if size != new_size {
             found.push(format!("size changed from {size} to {new_size} bytes"));
+        } else if !found.is_empty() {
+            self.renumbered(label, old, &mut found)?;
         }
         self.settle(label, size, before.len(), found);
+        Ok(())
+    }
+
+    /// Permits other values of an enumeration of C that no data has, and turns the differences into notes.
+    fn renumbered(&mut self, label: &str, old: Die, found: &mut Vec<String>) -> Result<(), DebugInfoError> {
+        let Shape::Enumeration { name: Some(name), .. } = self.old.shape(Some(old))? else { return Ok(()) };
+        if self.old.is_cxx(old.unit()) || label != format!("enum {name}") && label != name {
+            return Ok(());
+        }
+        let uses = enumerations::uses(self.old, &name)?;
+        if let Some(data) = uses.data {
+            found.push(format!("{data} may hold it"));
+            return Ok(());
+        }
+        for what in found.drain(..) {
+            let note = "no data has this type; integers that hold its values were not looked for";
+            self.notes.insert(format!("{label}: {what}: {note}"));
+        }
+        self.renumbered.entry(name).or_default().extend(uses.functions);
         Ok(())
     }
 

@@ -11,7 +11,7 @@
 //! ```text
 //! for every named type t of both units:   size, alignment, kind        equal
 //!     for every member m of shipped:      offset, bits, type(m)        equal, and m exists after
-//!     for every enumerator e of shipped:  value(e)                     equal, and e exists after
+//!     for every enumerator e of shipped:  value(e)                     equal, and e exists after; or no data has type t
 //! for every variable v of both units:     type(v)                      equal, unless v is constant
 //! for every f in used_by, of both units:  parameters, result           equal, or no unchanged code refers to f
 //! ```
@@ -25,7 +25,9 @@
 //! does not grow, is allowed and noted.
 //!
 //! # What it does not do
-//! It does not check data that no type describes (buffers filled by hand), or a changed meaning of an unchanged layout.
+//! It does not check data that no type describes (buffers filled by hand, enumerators in integers), or a changed meaning of an
+//! unchanged layout. Functions that have values of a renumbered enumeration in their frames are named; the caller keeps them off
+//! the stack.
 //! It does not compare constant data: that is compared by content. Functions that a unit only declares are compared in
 //! the unit that defines them.
 //!
@@ -34,6 +36,7 @@
 
 mod closures;
 mod dwarf;
+mod enumerations;
 mod layout;
 mod owners;
 mod references;
@@ -44,7 +47,7 @@ use crate::Refusal;
 use dwarf::{Sections, Side};
 use layout::Comparison;
 pub(crate) use owners::{Owners, owners};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::TypeFact;
 
 /// Result of a comparison that found nothing to refuse.
@@ -54,6 +57,8 @@ pub struct Compared {
     pub facts: Vec<TypeFact>,
     /// Changes of types that are allowed and that the author should check, one line each.
     pub notes: Vec<String>,
+    /// Enumerations with other values, each with the functions of `shipped` that may have one in their frames.
+    pub renumbered: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Compares every type that the functions in `used_by` or static data reach, as `shipped` and as `after` lay it out.
@@ -63,6 +68,16 @@ pub struct Compared {
 /// # Errors
 /// A refusal for each type that changed, or [`Refusal::DebugInfo`] if debug information cannot be read.
 pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Result<Compared, Vec<Refusal>> {
+    compare_except(shipped, after, used_by, &[])
+}
+
+/// Compares like [`compare`], without the variables of which new code has a copy.
+pub(crate) fn compare_except(
+    shipped: &[u8],
+    after: &[u8],
+    used_by: &[(String, String)],
+    copied: &[&str],
+) -> Result<Compared, Vec<Refusal>> {
     if shipped.is_empty() || after.is_empty() || used_by.is_empty() {
         return Ok(Compared::default());
     }
@@ -74,13 +89,30 @@ pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Re
     let functions: BTreeMap<&str, &str> =
         used_by.iter().map(|(old, new)| (source_name(new), source_name(old))).collect();
 
-    let mut comparison = Comparison::new(&old, &new);
+    let mut comparison = Comparison::new(&old, &new, copied);
     let outcome =
         comparison.run(&functions).and_then(|()| signature::compare(&mut comparison, shipped, after, &functions));
     let unit = || new.unit_name().unwrap_or_else(|| "after object".to_owned());
     match outcome {
         Err(e) => Err(vec![Refusal::DebugInfo { unit: unit(), why: e.to_string() }]),
         Ok(()) => comparison.finish(&unit()),
+    }
+}
+
+/// Returns the functions of an object that may have values of an enumeration in their frames.
+///
+/// # Errors
+/// A refusal if data may hold one, or if debug information cannot be read.
+pub(crate) fn frames_with(shipped: &[u8], enumeration: &str) -> Result<BTreeSet<String>, Refusal> {
+    let sections = Sections::load(shipped).map_err(damaged)?;
+    let uses = Side::index(&sections).and_then(|side| enumerations::uses(&side, enumeration)).map_err(damaged)?;
+    match uses.data {
+        None => Ok(uses.functions),
+        Some(data) => Err(Refusal::TypeLayoutChanged {
+            type_name: format!("enum {enumeration}"),
+            what: format!("enumerators have other values; {data} may hold one"),
+            added: None,
+        }),
     }
 }
 

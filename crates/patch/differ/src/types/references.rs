@@ -54,7 +54,7 @@ pub(super) fn references(side: &Side<'_>, function: &str, out: &mut References) 
 }
 
 /// Returns true for a location that is one address: `DW_OP_addr` alone. Other locals are in registers and on the stack.
-fn is_static(entry: &super::dwarf::Entry<'_>) -> bool {
+pub(super) fn is_static(entry: &super::dwarf::Entry<'_>) -> bool {
     match entry.attr_value(dw::DW_AT_location) {
         Some(AttributeValue::Exprloc(location)) => {
             location.0.slice().first().is_some_and(|op| [dw::DW_OP_addr.0, dw::DW_OP_addrx.0].contains(op))

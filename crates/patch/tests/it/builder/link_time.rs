@@ -191,3 +191,68 @@ fn a_program_whose_link_is_not_known_is_refused() {
     let text = refusals.iter().map(ToString::to_string).collect::<String>();
     assert!(refusals[0].code() == "lto" && text.contains("scale.c") && text.contains("its link"), "{text}");
 }
+
+/// Sorts by a static function that both units have, so that the compiler makes it one.
+const ORDER: &str = "#include <stdlib.h>\n#include \"order.h\"\n\n\
+static int compare(const void *one, const void *other)\n{\n    const int *a = *(const int *const *)one, *b = *(const int *const *)other;\n\
+    int all = a[0] < b[0] ? a[0] : b[0];\n    for (int i = 1; i < all; i++)\n        if (a[i] != b[i])\n            return a[i] > b[i] ? 1 : -1;\n\
+    return a[0] > b[0] ? 1 : a[0] < b[0] ? -1 : 0;\n}\n\n\
+__attribute__((noinline)) void NAME(const int **all, int count)\n{\n    qsort(all, count, sizeof *all, compare);\n}\n";
+const ORDER_HEADER: &str =
+    "void first(const int **all, int count);\nvoid second(const int **all, int count);\nint weight(int value);\n";
+const ORDER_MAIN: &str = "#include <stdio.h>\n#include <unistd.h>\n#include \"order.h\"\n\n\
+int main(void)\n{\n    static const int one[] = {2, 7}, other[] = {3, 5, 1};\n    for (;;) {\n        const int *a[] = {one, other}, *b[] = {one, other};\n\
+        first(a, 2);\n        second(b, 2);\n        printf(\"%d %d\\n\", a[0][1], weight(b[0][1]));\n        fflush(stdout);\n        usleep(10000);\n\
+    }\n}\n";
+const WEIGHT: &str =
+    "#include \"order.h\"\n\n__attribute__((noinline)) int weight(int value)\n{\n    return value * 2;\n}\n";
+
+/// A program in which statics of two files are one function.
+fn folded() -> Program {
+    let units = [
+        ("main.c", ORDER_MAIN.to_owned()),
+        ("first.c", ORDER.replace("NAME", "first")),
+        ("second.c", ORDER.replace("NAME", "second")),
+        ("weight.c", WEIGHT.to_owned()),
+        ("order.h", ORDER_HEADER.to_owned()),
+    ];
+    let program = Program { directory: tempfile::tempdir().unwrap() };
+    let source = program.source();
+    fs::create_dir(&source).unwrap();
+    let mut entries = Vec::new();
+    let mut call = |file: &str, arguments: Vec<String>| {
+        let mut command = Command::new(&arguments[0]);
+        assert!(command.args(&arguments[1..]).current_dir(&source).status().unwrap().success());
+        entries.push(serde_json::json!({ "directory": source, "file": file, "arguments": arguments }));
+    };
+    units.iter().for_each(|(file, text)| fs::write(source.join(file), text).unwrap());
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    for name in ["main", "first", "second", "weight"] {
+        call(&format!("{name}.c"), words(&format!("gcc -O2 -flto -c {name}.c -o {name}.o")));
+    }
+    call("main.o", words("gcc -O2 -flto -Wl,--build-id -s -o program main.o first.o second.o weight.o"));
+    fs::write(source.join("compile_commands.json"), serde_json::to_vec(&entries).unwrap()).unwrap();
+    program
+}
+
+#[test]
+fn statics_that_became_one_function_do_not_stand_in_the_way() {
+    let program = folded();
+    let built = program.build(program.diff("weight.c", "value * 2", "value * 3")).unwrap();
+    assert_eq!(functions(&built), ["weight"]);
+    let patch = program.directory.path().join("fix.patch");
+    write(built, &patch);
+    let child = program.start();
+    program.answers("5 10");
+    Stillpoint::new().args(["patch", "apply"]).arg(&patch).arg("--pid").arg(child.pid()).succeed();
+    program.answers("5 15");
+}
+
+#[test]
+fn a_change_of_one_of_them_is_refused() {
+    let program = folded();
+    let diff = program.diff("first.c", "return a[i] > b[i] ? 1 : -1;", "return a[i] > b[i] ? -1 : 1;");
+    let Err(Error::Refused(refusals)) = program.build(diff) else { panic!("it is not refused") };
+    let text = refusals.iter().map(ToString::to_string).collect::<String>();
+    assert!(refusals.iter().any(|r| r.code() == "identical-code-folded") && text.contains("compare"), "{text}");
+}

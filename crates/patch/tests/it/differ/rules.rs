@@ -204,3 +204,33 @@ fn code_whose_strings_mostly_differ_is_another_function() {
     let refusals = diff_of(&built, &[]).expect_err("a refusal");
     assert!(matches!(refusals[..], [Refusal::SymbolConflict { .. }]), "{refusals:?}");
 }
+
+#[test]
+fn a_table_of_another_size_must_hold_what_was_shipped() {
+    let source = "static const char *names[] = {\"a\", \"b\",\n#if VERSION == 2\n\"c\",\n#endif\n0};\n\
+         __attribute__((noipa)) int count(void) { int n = 0; while (names[n]) n++; return n; }\n\
+         int main(void) { return count(); }\n";
+    let built = build(source, &[]);
+    let refusals = diff_of(&built, &[]).expect_err("a refusal");
+    assert!(refusals.iter().any(|r| matches!(r, Refusal::VariableChanged { copyable: true, .. })), "{refusals:?}");
+    let [shipped, before, after] = &built.objects;
+    let options = Options { name: "rule".to_owned(), write_data: true, ..Options::default() };
+    let units = [UnitInput { path: "unit.c", shipped, before, after, sources: None }];
+    let Ok(Outcome::Patch(patch)) = diff(&built.target, &units, &options) else { panic!("expected a patch") };
+    assert_eq!(names(&patch), ["count"]);
+    assert_eq!(patch.scope, stillpoint_patch_format::Scope::Process);
+    let [change] = &patch.data[..] else { panic!("{:?}", patch.data) };
+    assert_eq!((change.name.as_str(), change.old.len, change.shipped), ("names", 24, change.new));
+}
+
+#[test]
+fn a_function_that_stays_with_a_renumbered_value_is_off_the_stack() {
+    let source = "enum e {\nA,\n#if VERSION == 2\nC,\n#endif\nB };\n\
+         __attribute__((noipa)) enum e same(enum e e) { return e; }\n\
+         __attribute__((noipa)) int is_b(enum e e) { return e == B; }\n\
+         int main(void) { return is_b(same(A)); }\n";
+    let patch = patch_of(&build(source, &[]), &[]);
+    assert_eq!(names(&patch), ["is_b"]);
+    let off_stack: Vec<&str> = patch.off_stack.iter().map(|o| o.name.as_str()).collect();
+    assert!(off_stack.contains(&"same") && off_stack.contains(&"main"), "{off_stack:?}");
+}

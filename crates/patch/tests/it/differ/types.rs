@@ -157,13 +157,54 @@ fn an_alternative_added_to_a_union_is_noted_and_growth_refused() {
 fn enumerations() {
     let e = |before: &str, after: &str| {
         format!(
-            "#ifdef AFTER\nenum e {{ {after} }};\n#else\nenum e {{ {before} }};\n#endif\nint f(enum e e) {{ return e == A; }}\n"
+            "#ifdef AFTER\nenum e {{ {after} }};\n#else\nenum e {{ {before} }};\n#endif\nstruct s {{ enum e last; }};\n\
+             int f(struct s *s) {{ return s->last == A; }}\n"
         )
     };
     assert_eq!(accepted(&e("A, B", "A, B, C")).notes, ["enum e: enumerator `C` = 2 added"]);
     refused(&e("A, B", "A, C, B"), "type `enum e` changed: enumerator `B` changed from 1 to 2");
     refused(&e("A, B", "A"), "enumerator `B` = 1 was removed");
     refused(&e("A, B = -1", "A, B = 1"), "enumerator `B` changed from -1 to 1");
+    refused(&e("A, B", "A, C, B"), "member `last` of struct s may hold it");
+}
+
+/// Returns code that hands values of an enumeration around in `rest`, which renumbers `B`.
+fn renumbered(rest: &str) -> String {
+    format!("enum e {{ A,\n#ifdef AFTER\nC,\n#endif\nB }};\n{rest}\nint f(enum e e) {{ return e == B; }}\n")
+}
+
+#[test]
+fn values_of_an_enumeration_may_change_where_only_frames_have_them() {
+    let found = accepted(
+        &renumbered(
+            "__attribute__((noipa)) enum e next(enum e e) { return e; }\n\
+         __attribute__((noipa)) int other(int e) { return e; }\n\
+         int calls(void) { return other(f(next(A))); }\nint f(enum e e);",
+        )
+        .replacen("int calls", "int f(enum e e);\nint calls", 1),
+    );
+    assert!(
+        found.notes.iter().any(|note| note.contains("`B` changed from 1 to 2: no data has this type")),
+        "{found:?}"
+    );
+    let frames: Vec<&str> = found.renumbered["e"].iter().map(String::as_str).collect();
+    assert_eq!(frames, ["calls", "f", "next"]);
+}
+
+#[test]
+fn values_of_an_enumeration_stay_where_data_has_them() {
+    for (data, named) in [
+        ("enum e last;", "variable `last` may hold it"),
+        ("enum e *all;", "variable `all` may hold it"),
+        ("static int g(void) { static enum e kept; return kept++; } int h(void) { return g(); }", "variable `kept`"),
+        (
+            "typedef enum e t; struct s { int a; t b[4]; }; int h(struct s *s) { return s->a; }",
+            "member `b` of struct s",
+        ),
+        ("void (*call)(enum e);", "variable `call` may hold it"),
+    ] {
+        refused(&renumbered(data), named);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//#Rule: an enumerator with another value is refused
+//#Rule: an enumerator with another value is refused where data may hold it
 //#Expect: refuse type-layout-changed
 //#Refusal: type `enum state` changed: enumerator `DONE` changed from 1 to 2
+//#Refusal: variable `current` may hold it
 //#Output-before: done
 #include "case.h"
 
@@ -10,6 +11,13 @@ enum state { OPEN, WAIT, DONE };
 enum state { OPEN, DONE };
 #endif
 
-KEEP const char *name(enum state s) { return s == DONE ? "done" : "open"; }
+static volatile enum state current = OPEN;
 
-void answer(void) { printf("%s", name(DONE)); }
+KEEP void finish(void) { current = DONE; }
+KEEP const char *name(void) { return current == DONE ? "done" : "open"; }
+
+void answer(void)
+{
+	finish();
+	printf("%s", name());
+}

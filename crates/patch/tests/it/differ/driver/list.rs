@@ -29,6 +29,7 @@ macro_rules! accepted_programs {
             data_written
             data_written_zero
             enumerator_added
+            enumerator_moved_in_frames
             file_static
             file_static_same_name_two_units
             floating_point
@@ -109,6 +110,7 @@ macro_rules! accepted_programs {
             struct_copy
             struct_return
             switch_table
+            table_grown
             tail_call
             thread_cancelled
             thread_function
@@ -169,6 +171,9 @@ macro_rules! other_programs {
             nested_type_changed
             short_function_exported
             signature_in_table
+            table_grown_given
+            table_grown_returned
+            table_grown_stored
             tls_new
             unchanged
             union_grown
