@@ -9,7 +9,6 @@ use stillpoint_patch_tests::victim::soak;
 use stillpoint_patch_tests::{skip, wait};
 
 #[test]
-#[ignore = "full tier: outlines a package of its own"]
 fn the_libuv_of_node_is_patched_and_reverted_under_load() {
     let (package, program) = match package().as_ref().map_err(Clone::clone).and_then(|p| Ok((p, program(p)?))) {
         Ok(found) => found,

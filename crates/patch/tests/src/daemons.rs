@@ -185,10 +185,13 @@ pub trait Daemon {
     /// Panics unless all these changes are in this state.
     #[track_caller]
     fn assert_shows(&self, changes: &[Change], active: bool) {
-        for change in changes {
-            let state = change.is_in(&self.show(change)).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(state, active, "{}", change.name);
-        }
+        let wrong = |change: &Change| match change.is_in(&self.show(change)) {
+            Ok(state) if state == active => None,
+            Ok(state) => Some(format!("{}: active is {state}", change.name)),
+            Err(why) => Some(why),
+        };
+        let wrong: Vec<String> = changes.iter().filter_map(wrong).collect();
+        assert!(wrong.is_empty(), "expected active to be {active}: {wrong:#?}");
     }
 
     /// Applies a patch and reverts it, with these options; the changes are seen to be active between, and not

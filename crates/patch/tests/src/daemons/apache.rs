@@ -89,12 +89,14 @@ impl Apache {
         let copy = TempDir::with_prefix("stillpoint-apache-").expect("make a directory for the program");
         let path = copy.path().join("apache2");
         std::fs::copy(&program.path, &path).expect("copy the program");
-        let program = Binary { path, libraries: program.libraries.clone() };
-        let server = Server::start(&program, |port, dir| {
+        // at its end its first process sends a signal to all of its process group
+        let session = Binary { path: "/usr/bin/setsid".into(), libraries: program.libraries.clone() };
+        let server = Server::start(&session, |port, dir| {
             content(dir);
             let configuration = dir.join("httpd.conf");
             std::fs::write(&configuration, settings(package, dir, port, mpm)).expect("write httpd.conf");
-            ["-D", "FOREGROUND", "-f"].map(OsString::from).into_iter().chain([configuration.into()]).collect()
+            let words = ["-D", "FOREGROUND", "-f"].map(OsString::from).into_iter();
+            std::iter::once(path.into()).chain(words).chain([configuration.into()]).collect()
         });
         Apache { server, copy }
     }
@@ -299,7 +301,7 @@ fn settings(package: &Package, dir: &Path, port: u16, mpm: Mpm) -> String {
 #[rustfmt::skip]
 pub fn changes(mpm: Mpm) -> Vec<Change> {
     let mut all = vec![
-        change!("status-line", PROGRAM, "modules/http/http_protocol.c", "ap_get_status_line_ex",
+        change!("status-line", PROGRAM, "modules/http/http_protocol.c", "ap_get_status_line",
             "if (status == 410) return \"410 Stillpoint\";",
             "GET /gone HTTP/1.0", "410 Gone" => "410 Stillpoint"),
         change!("error-page", PROGRAM, "modules/http/http_protocol.c", "get_canned_error_string",

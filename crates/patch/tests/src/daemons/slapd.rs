@@ -30,7 +30,7 @@ pub const INTEGRATION: (&str, [&str; 2]) = ("slapd", [PROGRAM, LIBRARY]);
 /// The packages or their source cannot be fetched.
 pub fn package() -> &'static Result<Package, Unavailable> {
     static PACKAGE: OnceLock<Result<Package, Unavailable>> = OnceLock::new();
-    PACKAGE.get_or_init(|| Package::fetch("openldap", &["slapd", "ldap-utils"]))
+    PACKAGE.get_or_init(|| Package::fetch("openldap", &["slapd", "ldap-utils", "libldap-2.5-0"]))
 }
 
 /// A slapd with its records.
