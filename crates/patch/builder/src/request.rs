@@ -169,8 +169,10 @@ impl Builder<'_> {
         let is_complete = is_other_version && request.quilt.is_empty() && built.report.left_out.is_empty();
         if let Some(patch) = built.patch.as_mut().filter(|_| is_complete) {
             // without a changelog that can be read, nothing is claimed
-            let named = cves_since(shipped_source.version(), &source).ok().flatten();
-            patch.cves.extend(named.unwrap_or_default());
+            let named = cves_since(shipped_source.version(), &source).ok().flatten().unwrap_or_default();
+            // the running version has these, though a later entry of the changelog names them
+            let is_there = |cve: &String| shipped_diffs.iter().any(|diff| diff.cves.contains(cve));
+            patch.cves.extend(named.into_iter().filter(|cve| !is_there(cve)));
             patch.cves.sort();
             patch.cves.dedup();
         }
