@@ -44,6 +44,23 @@ impl Correlation {
         self.to_old.iter().map(|(new, old)| (*new, *old))
     }
 
+    /// Returns the static variables that have another size in `new`, each with that of `old`.
+    pub(crate) fn resized(&self, old: &Object<'_>, new: &Object<'_>) -> Vec<(usize, usize)> {
+        let is_writable = |object: &Object<'_>, symbol: usize| {
+            let Home::Section(section) = object.symbols[symbol].home else { return false };
+            let (symbol, nature) = (&object.symbols[symbol], object.sections[section].nature);
+            symbol.local && symbol.kind != SymbolType::Section && matches!(nature, Nature::Data | Nature::Zero)
+        };
+        let differs = |(new_one, old_one): &(usize, usize)| {
+            old.symbols[*old_one].size != new.symbols[*new_one].size
+                && is_writable(old, *old_one)
+                && is_writable(new, *new_one)
+        };
+        let mut all: Vec<(usize, usize)> = self.pairs().filter(differs).collect();
+        all.sort_unstable();
+        all
+    }
+
     /// Joins two mappings, newest to middle object (`self`) and middle to oldest (`next`), to one from newest to
     /// oldest.
     pub(crate) fn join(&self, next: &Correlation) -> Correlation {

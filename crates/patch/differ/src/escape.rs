@@ -51,7 +51,7 @@ const RESULTS: [Register; 2] = [Register::RAX, Register::RDX];
 /// Registers that a call of foreign code changes.
 const CALLER_SAVED: [&str; 9] = ["rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11"];
 
-/// What each general register may hold.
+/// Variables that each general register may point to.
 type State = [Mask; REGISTERS];
 /// Section and offset of an instruction.
 type Place = (usize, u64);

@@ -6,8 +6,7 @@
 
 use crate::assemble::Assembly;
 use crate::closure::Plan;
-use crate::correlate::Correlation;
-use crate::object_file::{Home, Nature, Object, SymbolType};
+use crate::object_file::{Home, Nature, Object};
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal, data_changes, escape, symbol_names};
@@ -33,23 +32,6 @@ impl TableCopy {
     pub(crate) fn name<'u>(&self, units: &'u [Unit<'_>]) -> Option<&'u str> {
         Some(symbol_names::stem(units[self.unit].after.as_ref()?.symbols[self.new].name))
     }
-}
-
-/// Returns the static variables that have another size in `new`, each with that of `old`.
-pub(crate) fn resized(old: &Object<'_>, new: &Object<'_>, map: &Correlation) -> Vec<(usize, usize)> {
-    let is_writable = |object: &Object<'_>, symbol: usize| {
-        let Home::Section(section) = object.symbols[symbol].home else { return false };
-        let (symbol, nature) = (&object.symbols[symbol], object.sections[section].nature);
-        symbol.local && symbol.kind != SymbolType::Section && matches!(nature, Nature::Data | Nature::Zero)
-    };
-    let differs = |(new_one, old_one): &(usize, usize)| {
-        old.symbols[*old_one].size != new.symbols[*new_one].size
-            && is_writable(old, *old_one)
-            && is_writable(new, *new_one)
-    };
-    let mut all: Vec<(usize, usize)> = map.pairs().filter(differs).collect();
-    all.sort_unstable();
-    all
 }
 
 /// Separates each static table of another size from the one in the target, if new code can have a copy. Refuses the others.

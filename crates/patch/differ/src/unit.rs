@@ -6,7 +6,7 @@ use crate::object_file::{Home, Nature, Object, SymbolType};
 use crate::shipped_unit::ShippedUnit;
 use crate::symbol_names;
 use crate::target::TargetElf;
-use crate::{Refusal, UnitInput, table_copies, types, unnamed_types};
+use crate::{Refusal, UnitInput, types, unnamed_types};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One translation unit in all its builds.
@@ -98,7 +98,7 @@ impl<'a> Unit<'a> {
         };
         if let (Some(old), Some(new)) = (&shipped, &before) {
             // an earlier patch has brought a copy
-            for (copy, _) in table_copies::resized(&old.object, new, &to_shipped) {
+            for (copy, _) in to_shipped.resized(&old.object, new) {
                 to_shipped.separate(copy);
             }
         }
@@ -131,7 +131,7 @@ impl<'a> Unit<'a> {
     /// Returns the static variables of the after side that have another size than before, each with that of the before side.
     pub(crate) fn resized(&self) -> Vec<(usize, usize)> {
         let (Some(before), Some(after)) = (&self.before, &self.after) else { return Vec::new() };
-        table_copies::resized(before, after, &self.to_before)
+        self.to_before.resized(before, after)
     }
 
     /// Returns the functions of the before side that exist on the after side.

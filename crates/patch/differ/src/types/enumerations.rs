@@ -9,7 +9,7 @@ use super::shape::Shape;
 use gimli::constants as dw;
 use std::collections::BTreeSet;
 
-/// What has the type of an enumeration.
+/// Data and functions with the type of an enumeration.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     /// One member or variable that lives outside of calls, if any has it.
