@@ -15,8 +15,17 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind, migrate, patch};
 use stillpoint_host::text::{self, indented, lines, one_line};
 
-/// Limit of unpatched processes that are named.
-const OTHERS_NAMED_MAX: usize = 12;
+/// Limit of things that one line names.
+const NAMED_MAX: usize = 12;
+
+/// Joins names for one line: the first ones, and the number of the others.
+pub(crate) fn listed<T>(all: &[T], name: impl Fn(&T) -> String) -> String {
+    let some = all.iter().take(NAMED_MAX).map(name).collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(NAMED_MAX) {
+        0 => some,
+        more => format!("{some} and {more} more"),
+    }
+}
 
 /// Exit code of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,12 +204,10 @@ impl Output {
                 self.note(format_args!("no suspended frame runs old code: {why}, and {mib} MiB were searched"));
             }
             EventKind::Patch(patch::Event::OthersUnpatched { name, pids }) => {
-                let some: Vec<String> = pids.iter().take(OTHERS_NAMED_MAX).map(i32::to_string).collect();
-                let more = if pids.len() > some.len() { ", ..." } else { "" };
                 self.note(format_args!(
-                    "{} other processes map this build without {name} (processes {}{more}); --all selects them",
+                    "{} other processes map this build without {name} (processes {}); --all selects them",
                     pids.len(),
-                    some.join(", ")
+                    listed(pids, i32::to_string)
                 ));
             }
             EventKind::Warning { text } => self.warn(text),

@@ -254,8 +254,8 @@ impl Script<'_> {
     }
 }
 
-/// Runs a maker, in the tree if it names no directory; the reason of a failure is the last line that it printed, and its exit code gives the
-/// kind.
+/// Runs a maker, in the tree if it names no directory; the reason of a failure is the last line that it printed, and
+/// its exit code gives the kind.
 ///
 /// # Errors
 /// The command does not start, or fails.

@@ -122,6 +122,9 @@ struct EventLine<'a> {
 /// Proposes arguments: a version that the archive serves, when the requested one is listed and not served; and statements that an author
 /// can make about files that cannot be attributed.
 pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
+    if let Some(hint) = super::shadow_members::hint(error) {
+        return Some(hint);
+    }
     match error {
         Error::Withheld { package, version, served: Some(served), .. }
         | Error::NoSuchVersion { package, version, proposed: Some(served), .. } => Some(match shipped {
@@ -150,9 +153,6 @@ pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
             let text = "--write-data, if the program makes no copies of this data that the change has to reach; it is written while all threads \
                         are stopped";
             Some(text.to_owned())
-        }
-        Error::Refused(_) | Error::ShadowMembers(_) if super::shadow_members::hint(error).is_some() => {
-            super::shadow_members::hint(error)
         }
         Error::Refused(_) | Error::ChangesBuild { .. } => Some(
             "leave out the diffs that need this, or upgrade the package; stillpoint-patch-hooks(7) can replace a change of data"

@@ -2,7 +2,7 @@
 
 use super::processes::{ended, failure};
 use super::wave::{Pace, Step, by_parent, parallel, severity};
-use crate::output::{Exit, Failure, Output};
+use crate::output::{Exit, Failure, Output, listed};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,6 @@ const LATE_PASSES_MAX: u32 = 6;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval of the progress on a terminal.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(200);
-/// Largest number of processes named in one line.
-const NAMED_MAX: usize = 12;
 
 /// Task of a sweep.
 pub(super) struct Sweep<'a> {
@@ -244,21 +242,16 @@ impl Sweep<'_> {
             output.note(format_args!("container {container}: {count} processes"));
         }
         if !tally.rest.left_out.is_empty() {
-            let some = tally.rest.left_out.iter().take(NAMED_MAX).map(who).collect::<Vec<_>>();
-            let more = tally.rest.left_out.len().saturating_sub(NAMED_MAX);
-            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
             output.note(format_args!(
-                "left out, because they run in containers (--containers includes them): processes {}{more}",
-                some.join(", ")
+                "left out, because they run in containers (--containers includes them): processes {}",
+                listed(&tally.rest.left_out, who)
             ));
         }
         let uninspected = &tally.rest.uninspected;
         if !uninspected.is_empty() {
-            let some = uninspected.iter().take(NAMED_MAX).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-            let more = uninspected.len().saturating_sub(NAMED_MAX);
-            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
             output.warn(format_args!(
-                "not included, because this user may not inspect them: processes {some}{more}; root may inspect all of its machine"
+                "not included, because this user may not inspect them: processes {}; root may inspect all of its machine",
+                listed(uninspected, ToString::to_string)
             ));
         }
         if self.kind != Kind::Change {

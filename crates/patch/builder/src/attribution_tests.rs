@@ -179,6 +179,7 @@ impl Package {
             identity: "test".to_owned(),
             recording: Recording::read(&self.path(records))?,
             includes: self.is_deferred.then(|| Includes::of_tree(&Tree::open(&self.path(tree))?)).transpose()?,
+            runs_deferred: true,
         })
     }
 

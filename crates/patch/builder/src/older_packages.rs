@@ -103,14 +103,7 @@ impl Builder<'_> {
 
     /// Runs the rules of the package.
     fn make_packages(&self, root: &Path, name: &str, version: &str, work: &Path) -> Result<(), Error> {
-        let env = [
-            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
-            ("DEB_BUILD_OPTIONS", format!("nocheck noautodbgsym parallel={}", self.jobs)),
-            ("DEB_BUILD_PROFILES", "nocheck".to_owned()),
-            ("HOME", "/nonexistent".to_owned()),
-            ("LC_ALL", "C.UTF-8".to_owned()),
-        ]
-        .map(|(name, value)| (name.to_owned(), OsString::from(value)));
+        let env = self.environment_of_rules("", "nocheck noautodbgsym");
         let inside = Path::new(BUILD_PATH);
         let sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }.with(work, inside);
         let argv = ["/bin/sh".into(), "-c".into(), MAKE.into(), "sh".into(), tree_name(name, version)];

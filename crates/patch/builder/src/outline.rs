@@ -52,13 +52,16 @@ impl Builder<'_> {
         match self.outline(source, &Shipped::Full.diffs(&source.series)?, &[])? {
             Ok(outlined) if crate::lto::is_used(&outlined.recording) => {
                 self.progress(&format!("{} needs a whole build: its links optimise", source.name()));
-                self.build_package(source, &Shipped::Full, None)
+                let mut built = self.build_package(source, &Shipped::Full, None)?;
+                built.recording.loaded = outlined.recording.loaded;
+                Ok(built)
             }
             Ok(outlined) => Ok(outlined),
             Err(why) => {
                 tracing::info!(%why, "the rules do not run with compilations put off");
                 self.progress(&format!("{} needs a whole build: its rules read what they compile", source.name()));
-                self.build_package(source, &Shipped::Full, None)
+                let built = self.build_package(source, &Shipped::Full, None)?;
+                Ok(BuiltPackage { runs_deferred: false, ..built })
             }
         }
     }
@@ -76,8 +79,8 @@ impl Builder<'_> {
         let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.entry(&EntryName::new("built", &identity), |into| {
-            let (own, mut loaded) = (Tree::open(into)?, loaded.to_vec());
-            for attempt in 1.. {
+            let (own, mut loaded, mut attempts) = (Tree::open(into)?, loaded.to_vec(), 0);
+            loop {
                 let tree = self.shipped_tree(source, diffs, into)?;
                 self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
                 let rules = Rules { deferring: true, loaded: &loaded, integration: None };
@@ -88,16 +91,16 @@ impl Builder<'_> {
                 };
                 let images = Recording::read(&into.join("records"))?;
                 let tree = Tree::open(&tree)?.known_as(&build_path);
-                let more = loaded_images(&error, images.images(), &tree);
+                let mut more = loaded_images(&error, images.images(), &tree);
+                more.retain(|path| !loaded.contains(path));
                 ["tree", "records"].iter().try_for_each(|name| own.remove_all(name))?;
-                let is_more = more.iter().any(|path| !loaded.contains(path));
-                loaded.extend(more);
-                if !is_more || attempt == ATTEMPTS_MAX {
+                attempts += 1;
+                if more.is_empty() || attempts == ATTEMPTS_MAX {
                     return Ok(own.write(WHY_NOT, error.as_bytes())?);
                 }
+                loaded.extend(more);
                 self.progress("its rules load a library that they have built: again, with this one linked at once");
             }
-            Ok(())
         })?;
         let own = Tree::open(&entry)?;
         if let Some(why) = own.read_existing(WHY_NOT)? {
@@ -111,6 +114,7 @@ impl Builder<'_> {
             identity,
             recording: Recording::read(&entry.join("records"))?,
             includes: Some(Includes::read(&own)?),
+            runs_deferred: true,
         }))
     }
 }

@@ -147,6 +147,8 @@ pub struct BuiltPackage {
     pub(crate) recording: Recording,
     /// Includes of the source, if the package is only configured and no build recorded them.
     pub(crate) includes: Option<Includes>,
+    /// False if its rules are known not to run with compilations put off.
+    pub(crate) runs_deferred: bool,
 }
 
 /// Part of a package's rules that is to run.
@@ -465,7 +467,16 @@ impl Builder<'_> {
         let recording = Recording::read(&entry.join("records"))?;
         let tree = Tree::open(&entry.join("tree"))?.known_as(&build_path);
         let root = Tree::open(&root)?.known_as(Path::new("/"));
-        Ok(BuiltPackage { shipped: diffs, root, source: build_path, tree, identity, recording, includes: None })
+        Ok(BuiltPackage {
+            shipped: diffs,
+            root,
+            source: build_path,
+            tree,
+            identity,
+            recording,
+            includes: None,
+            runs_deferred: true,
+        })
     }
 
     /// Returns the clean root for the build of a package.
@@ -535,6 +546,19 @@ impl Builder<'_> {
         Ok(tree.remove_all(QUILT)?)
     }
 
+    /// Returns the variables that a package's rules see; `first` stands before the other directories of programs.
+    pub(crate) fn environment_of_rules(&self, first: &str, options: &str) -> Vec<(String, OsString)> {
+        [
+            ("PATH", format!("{first}/usr/sbin:/usr/bin:/sbin:/bin")),
+            ("DEB_BUILD_OPTIONS", format!("{options} parallel={}", self.jobs)),
+            ("DEB_BUILD_PROFILES", "nocheck".to_owned()),
+            ("HOME", "/nonexistent".to_owned()),
+            ("LC_ALL", "C.UTF-8".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), OsString::from(value)))
+        .to_vec()
+    }
+
     /// Runs a target of a package's rules on the tree below `into`, with its compilers recorded.
     fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules, target: &str) -> Result<(), Error> {
         let recorder = self.recorder(root, rules.deferring)?;
@@ -561,18 +585,8 @@ impl Builder<'_> {
                 sandbox = sandbox.with(&recorder.join(&name), &Path::new("/").join(&place));
             }
         }
-        let mut env = [
-            ("PATH", format!("{OWN_PATH}/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
-            (
-                "DEB_BUILD_OPTIONS",
-                format!("nocheck{} parallel={}", if rules.deferring { " nodoc" } else { "" }, self.jobs),
-            ),
-            ("DEB_BUILD_PROFILES", "nocheck".to_owned()),
-            ("HOME", "/nonexistent".to_owned()),
-            ("LC_ALL", "C.UTF-8".to_owned()),
-        ]
-        .map(|(name, value)| (name.to_owned(), OsString::from(value)))
-        .to_vec();
+        let first = format!("{OWN_PATH}/bin:");
+        let mut env = self.environment_of_rules(&first, if rules.deferring { "nocheck nodoc" } else { "nocheck" });
         if self.foreign_root().is_some() {
             // later levels pass options to configure that only scripts made by this release's autoconf know
             env.push(("DH_COMPAT".into(), "10".into()));

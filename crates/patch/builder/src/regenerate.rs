@@ -76,10 +76,11 @@ impl Builder<'_> {
         outputs: Result<&[PathBuf], String>,
         built: &BuiltPackage,
     ) -> Result<Regenerated, Error> {
-        let made = match self.outline(source, diffs, &built.recording.loaded)? {
-            Ok(made) => made,
-            Err(_) => self.build_with(source, diffs.to_vec(), None)?,
+        let outlined = match built.runs_deferred {
+            true => self.outline(source, diffs, &built.recording.loaded)?.ok(),
+            false => None,
         };
+        let made = outlined.map_or_else(|| self.build_with(source, diffs.to_vec(), None), Ok)?;
         let BuiltPackage { tree, .. } = &made;
         let tree = Tree::open(tree.path())?.known_as(tree.own_name());
         let link = TargetLink::of(&made, outputs.clone());

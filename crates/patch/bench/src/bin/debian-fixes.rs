@@ -164,19 +164,14 @@ impl<'a> Older<'a> {
     /// Builds a diff on top of those before it; what was refused is not active.
     fn forward(&self, builder: &Builder, index: usize, programs: &[&str], rows: &[Row]) -> Result<Outcome, String> {
         let name = &self.source.series.diffs[index].name;
-        let mut best: Option<Outcome> = None;
-        for program in programs {
+        best(programs, |program| {
             let (found, patch) = self.with_shadow_members(builder, index, program, rows)?;
             if let Some(patch) = patch {
                 let bytes = encode(&patch).map_err(|error| error.to_string())?;
                 fs::write(self.patch_file(name), bytes).map_err(|error| error.to_string())?;
             }
-            best = Some(best.map_or(found.clone(), |best| best.min(found)));
-            if matches!(best, Some(Outcome::Built { .. } | Outcome::NotReversible { .. })) {
-                break;
-            }
-        }
-        best.ok_or_else(|| "the list names no program".to_owned())
+            Ok(found)
+        })
     }
 
     fn request(&self, index: usize, program: &str, rows: &[Row]) -> DebianRequest {
@@ -228,12 +223,8 @@ impl<'a> Older<'a> {
             }
             result = builder.build_debian(&request, &statement);
         }
-        let patch = result.as_mut().ok().and_then(|built| built.patch.take());
-        let members = statement.shadow_members.members.len();
-        Ok(match patch {
-            Some(patch) => (built(&patch, program, members), Some(patch)),
-            None => (outcome(result, program), None),
-        })
+        let found = outcome(&result, program, statement.shadow_members.members.len());
+        Ok((found, result.ok().and_then(|built| built.patch)))
     }
 
     /// Returns the patches of earlier diffs for the same program: the new one may use what they added.
@@ -265,8 +256,7 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let diffs = &source.series.diffs;
     let reversed = write_reversed(directory.path(), &diffs[index])?;
-    let mut best: Option<Outcome> = None;
-    for program in programs {
+    best(programs, |program| {
         let mut request = DebianRequest {
             package: source.name().to_owned(),
             version: Some(source.version().to_owned()),
@@ -279,23 +269,33 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             is_partial: false,
             binary: Some(PathBuf::from(program)),
         };
-        let build = |request: &DebianRequest| outcome(builder.build_debian(request, &Statement::default()), program);
-        let mut found = build(&request);
-        let needs_later = |found: &Outcome| match found {
+        let build =
+            |request: &DebianRequest| outcome(&builder.build_debian(request, &Statement::default()), program, 0);
+        let found = build(&request);
+        let needs_later = match &found {
             Outcome::NotReversible { .. } | Outcome::Failed { .. } => true,
             Outcome::Refused { code, .. } => code == "unresolved-symbol",
             _ => false,
         };
         // what a later diff of the series changes or uses goes first
-        if needs_later(&found) {
+        if needs_later {
             for diff in diffs[index + 1..].iter().rev().filter(|diff| changes_code(&diff.text)) {
                 request.on_top_of.push(write_reversed(directory.path(), diff)?.display().to_string());
             }
             let later = build(&request);
             if !matches!(later, Outcome::NotReversible { .. } | Outcome::Failed { .. }) {
-                found = later;
+                return Ok(later);
             }
         }
+        Ok(found)
+    })
+}
+
+/// Returns the best outcome of several programs; the first patch ends the search.
+fn best(programs: &[&str], mut build: impl FnMut(&str) -> Result<Outcome, String>) -> Result<Outcome, String> {
+    let mut best: Option<Outcome> = None;
+    for program in programs {
+        let found = build(program)?;
         best = Some(best.map_or(found.clone(), |best| best.min(found)));
         if matches!(best, Some(Outcome::Built { .. } | Outcome::NotReversible { .. })) {
             break;
@@ -304,39 +304,30 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
     best.ok_or_else(|| "the list names no program".to_owned())
 }
 
-fn built(patch: &Patch, program: &str, shadow_members: usize) -> Outcome {
-    Outcome::Built { program: program.to_owned(), functions: patch.functions.len(), shadow_members }
-}
-
-fn outcome(result: Result<Built, Error>, program: &str) -> Outcome {
+fn outcome(result: &Result<Built, Error>, program: &str, shadow_members: usize) -> Outcome {
     let first = |text: String| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").chars().take(400).collect();
     match result {
-        Ok(built) => match built.patch {
-            Some(patch) => self::built(&patch, program, 0),
+        Ok(built) => match &built.patch {
+            Some(patch) => {
+                Outcome::Built { program: program.to_owned(), functions: patch.functions.len(), shadow_members }
+            }
             None if built.report.files.iter().any(|file| file.verdict == Verdict::NoDifference) => Outcome::SameCode,
             None => Outcome::NoPart,
         },
-        Err(error @ Error::ShadowMembers(_)) => {
-            Outcome::Refused { code: "shadow-member".into(), reason: first(error.to_string()) }
+        Err(error) => {
+            let reason = first(error.to_string());
+            let code = match error {
+                Error::ShadowMembers(_) => "shadow-member",
+                Error::Refused(refusals) => &refusals.first().map_or_else(String::new, |refusal| refusal.code()),
+                Error::ChangesBuild { .. } => "changes-build",
+                Error::NotInTarget { .. } => "not-in-target",
+                Error::Ambiguous { .. } => "ambiguous",
+                Error::Unaccounted { .. } => "unaccounted",
+                Error::DoesNotApply { .. } => return Outcome::NotReversible { reason },
+                _ => return Outcome::Failed { reason },
+            };
+            Outcome::Refused { code: code.to_owned(), reason }
         }
-        Err(Error::Refused(refusals)) => Outcome::Refused {
-            code: refusals.first().map_or_else(String::new, |refusal| refusal.code().to_owned()),
-            reason: first(Error::Refused(refusals).to_string()),
-        },
-        Err(error @ Error::ChangesBuild { .. }) => {
-            Outcome::Refused { code: "changes-build".into(), reason: first(error.to_string()) }
-        }
-        Err(error @ Error::NotInTarget { .. }) => {
-            Outcome::Refused { code: "not-in-target".into(), reason: first(error.to_string()) }
-        }
-        Err(error @ Error::Ambiguous { .. }) => {
-            Outcome::Refused { code: "ambiguous".into(), reason: first(error.to_string()) }
-        }
-        Err(error @ Error::Unaccounted { .. }) => {
-            Outcome::Refused { code: "unaccounted".into(), reason: first(error.to_string()) }
-        }
-        Err(error @ Error::DoesNotApply { .. }) => Outcome::NotReversible { reason: first(error.to_string()) },
-        Err(error) => Outcome::Failed { reason: first(error.to_string()) },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::container::{Container, Surroundings};
 use super::{all_pids, patched_processes};
-use crate::Error;
+use crate::{Error, Status, peek};
 use rustix::fs::{major, minor};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -219,10 +219,12 @@ impl Search {
         census
     }
 
-    /// Returns the processes that the patch of this name is for and that do not carry it, parents before children.
+    /// Returns the processes that the patch of this name is for and that do not carry it, parents before children; without those that
+    /// cannot be read.
     pub fn unpatched(&self, name: &str) -> Vec<Pid> {
-        let patched: BTreeSet<Pid> = self.patched(Some(name)).matching.iter().map(|found| found.pid).collect();
-        self.run().matching.iter().map(|found| found.pid).filter(|pid| !patched.contains(pid)).collect()
+        let carries = |status: Status| status.patches.iter().any(|patch| patch.name == name);
+        let is_without = |pid: &Pid| peek(*pid).is_ok_and(|status| !status.is_some_and(carries));
+        self.run().matching.into_iter().map(|found| found.pid).filter(is_without).collect()
     }
 
     fn put(&self, census: &mut Census, found: FoundProcess, mismatch: Option<Mismatch>) {
