@@ -32,7 +32,7 @@ use stillpoint_patch_differ::{Refusal, SourceObjects, distinguish_statics};
 const WRAPPER: &str = include_str!("../recorder/lto-wrapper.sh");
 const WRAPPER_NAME: &str = "lto-wrapper";
 /// Version of the steps that make a joined object; increase it with every change of these.
-const VERSION: &[u8] = b"1";
+const VERSION: &[u8] = b"2";
 /// Sections of partitions that stay apart when these are joined: their order in the target is that of the linker.
 const APART: [&str; 9] = [".text", ".text.*", ".data", ".data.*", ".bss", ".bss.*", ".rodata*", ".tdata*", ".tbss*"];
 

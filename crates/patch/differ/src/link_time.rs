@@ -81,8 +81,10 @@ fn renamed<'d>(symbol: &impl ObjectSymbol<'d>, owners: &Owners) -> Option<Named>
     })
 }
 
-/// Splits a name into that of the source and what the compiler added. Compilers of C++ do not state every mangled name.
+/// Splits a name into that of the source and what the compiler added. The debug information states the whole name of some parts of
+/// functions, with their numbers; compilers of C++ do not state every mangled name.
 fn split<'n>(name: &'n str, stated: &str) -> Option<(&'n str, &'n str)> {
+    let stated = stated.split_once('.').map_or(stated, |(source, _)| source);
     let at = match name.strip_prefix(stated) {
         Some(rest) if rest.is_empty() || rest.starts_with('.') => stated.len(),
         _ if name.starts_with("_Z") => name.find('.').unwrap_or(name.len()),
@@ -198,6 +200,7 @@ mod tests {
         assert_eq!(split("f.part.0", "f"), Some(("f", ".part.0")));
         assert_eq!(split("_ZL5count.0", "count"), Some(("_ZL5count", ".0")));
         assert_eq!(split("first", "f"), None);
+        assert_eq!(split("f.part.0", "f.part.0.lto_priv.0"), Some(("f", ".part.0")));
     }
 
     #[test]
