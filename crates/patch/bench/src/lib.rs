@@ -5,6 +5,7 @@
 //! crate guarantees that times are of the clock that the events of an operation have. It judges no result.
 
 pub mod build_report;
+pub mod consumption;
 pub mod machine;
 pub mod operation;
 pub mod package_diff;

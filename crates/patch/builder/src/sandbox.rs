@@ -81,7 +81,14 @@ pub(crate) fn run(command: &mut Command, what: &str) -> Result<Output, Error> {
     if output.status.success() {
         return Ok(output);
     }
-    Err(Error::Command { what: what.to_owned(), status: output.status, output: tail(&output) })
+    Err(Error::Command { what: what.to_owned(), status: output.status, output: failure(&output) })
+}
+
+/// Returns the first error of a compiler in the output of a failed command, if it has one, and the last lines.
+fn failure(output: &Output) -> String {
+    let (text, last) = (String::from_utf8_lossy(&output.stderr), tail(output));
+    let first = text.lines().find(|line| line.contains(": error: ")).filter(|line| !last.contains(line));
+    first.map_or(last.clone(), |line| format!("{line}\n...\n{last}"))
 }
 
 /// Runs a command to its end, also if it fails.
@@ -146,6 +153,15 @@ mod tests {
         assert_eq!(result.stdout, b"int main;");
         fs::remove_dir_all(root.join("build")).unwrap();
         assert!(output(&mut command).unwrap().status.success(), "it is made each time");
+    }
+
+    #[test]
+    fn the_first_error_of_a_failed_command_is_shown() {
+        let script = "echo 'unit.c:1:2: error: no such member' >&2; seq 100 >&2; exit 2";
+        let failed = run(Command::new("sh").args(["-c", script]), "building").unwrap_err();
+        let Error::Command { output, .. } = failed else { panic!("{failed}") };
+        assert!(output.starts_with("unit.c:1:2: error: no such member\n...\n71\n"), "{output}");
+        assert!(output.ends_with("\n100"), "{output}");
     }
 
     #[test]

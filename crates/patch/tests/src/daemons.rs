@@ -26,6 +26,7 @@ use crate::annotation;
 use crate::cli::{Run, Stillpoint};
 use crate::edited_source;
 use crate::packages::{self, Binary};
+use crate::server::Server;
 use crate::shipped_program::{builder_cache, target};
 use crate::victim::residue;
 use std::ffi::OsString;
@@ -167,6 +168,9 @@ impl Package {
 pub trait Daemon {
     /// Returns the options of `stillpoint patch` that mean all its processes.
     fn selection(&self) -> [OsString; 2];
+
+    /// Returns its first process.
+    fn server(&mut self) -> &mut Server;
 
     /// Returns the ids of its processes.
     fn processes(&self) -> Vec<i32>;

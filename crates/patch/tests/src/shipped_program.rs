@@ -179,6 +179,13 @@ impl MonitoredLoad {
         });
     }
 
+    /// Ends it, also if requests failed.
+    #[track_caller]
+    pub fn end(self) {
+        self.load.stop();
+        self.load.wait().expect("the load ends in order");
+    }
+
     /// Ends it, and panics unless each request had the right answer and no connection was lost; returns the number of
     /// answers.
     #[track_caller]

@@ -324,6 +324,7 @@ fn outcome(result: &Result<Built, Error>, program: &str, shadow_members: usize) 
                 Error::Ambiguous { .. } => "ambiguous",
                 Error::Unaccounted { .. } => "unaccounted",
                 Error::DoesNotApply { .. } => return Outcome::NotReversible { reason },
+                _ if not_applied(error).is_some() => return Outcome::NotReversible { reason },
                 _ => return Outcome::Failed { reason },
             };
             Outcome::Refused { code: code.to_owned(), reason }

@@ -119,6 +119,10 @@ impl Daemon for Apache {
         ["--exe".into(), self.executable().into()]
     }
 
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
     fn processes(&self) -> Vec<i32> {
         let first = self.server.pid();
         let children = std::fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();

@@ -109,6 +109,10 @@ impl Daemon for Node {
         ["--pid".into(), self.server.pid().to_string().into()]
     }
 
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
     fn processes(&self) -> Vec<i32> {
         vec![self.server.pid()]
     }

@@ -74,6 +74,10 @@ impl Daemon for Slapd {
         ["--pid".into(), self.server.pid().to_string().into()]
     }
 
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
     fn processes(&self) -> Vec<i32> {
         vec![self.server.pid()]
     }

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use stillpoint_patch_bench::consumption::{cpu_us, memory};
 use stillpoint_patch_bench::operation::{Operation, Spread};
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::packages::Binary;
@@ -176,39 +177,22 @@ fn measure(kind: Kind, server: &Server, variant: &Variant, seconds: u64) -> Meas
         Operation::of(patch_calls::apply(patch, server.pid()).args(["--quiescence", variant.mode])).succeeded();
     }
     std::thread::sleep(Duration::from_millis(500));
-    let mut measured = memory(server.pid());
+    let memory = memory(&[server.pid()]);
     let pressure = UnpacedClients::start(kind, server.port());
     std::thread::sleep(Duration::from_millis(500));
-    let (began, requests, cpu) = (Instant::now(), pressure.answered(), cpu_us(server.pid()));
+    let (began, requests, cpu) = (Instant::now(), pressure.answered(), cpu_us(&[server.pid()]));
     std::thread::sleep(Duration::from_secs(seconds));
     let (took, requests, cpu) =
-        (began.elapsed().as_secs_f64(), (pressure.answered() - requests) as f64, cpu_us(server.pid()) - cpu);
+        (began.elapsed().as_secs_f64(), (pressure.answered() - requests) as f64, cpu_us(&[server.pid()]) - cpu);
     pressure.end();
-    measured.extend([("rate", requests / took), ("cpu", cpu / requests)]);
-    measured
-}
-
-/// Returns the memory of a process, in KiB.
-fn memory(pid: i32) -> Measurement {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).expect("the process runs");
-    let text = read("smaps_rollup") + &read("status");
-    let value = |name: &str| -> f64 {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let word = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-        word.unwrap_or_else(|| panic!("/proc/{pid} tells no {name}"))
-    };
-    let private = value("Private_Clean") + value("Private_Dirty");
-    [("Pss", value("Pss")), ("Rss", value("Rss")), ("VmPTE", value("VmPTE")), ("Private", private)].into()
-}
-
-/// Returns the processor time of all its threads so far, in microseconds.
-fn cpu_us(pid: i32) -> f64 {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process runs");
-    let ns = threads.filter_map(|thread| {
-        let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse::<f64>().ok()
-    });
-    ns.sum::<f64>() / 1e3
+    Measurement::from([
+        ("rate", requests / took),
+        ("cpu", cpu / requests),
+        ("Pss", memory.pss),
+        ("Rss", memory.rss),
+        ("Private", memory.private),
+        ("VmPTE", memory.page_tables),
+    ])
 }
 
 /// Clients without pauses.

@@ -2,11 +2,17 @@
 //! in reverse, as a patch of its own, applied, seen and reverted; before that all changes of the program together, many
 //! times.
 //!
-//! usage: daemons STATE ROUNDS SUBJECT...   with slapd, apache-event, apache-prefork, node; NAME-points
+//! usage: daemons patches STATE ROUNDS SUBJECT...   with slapd, apache-event, apache-prefork, node; NAME-points
 //! is the same program with quiescence points, patched in global mode, and without a patch for each change
 //!
 //! Results are kept in the directory STATE after each group of patches under a load without a failed request; a run goes
 //! on where the one before was ended. It prints a table for each subject.
+//!
+//! `daemons latency STATE SECONDS SUBJECT...` and `daemons overhead STATE SECONDS SUBJECT...` compare modes of quiescence:
+//! see the modules.
+
+mod latency;
+mod overhead;
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -14,6 +20,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use stillpoint_measure::load::Plan;
 use stillpoint_patch_bench::build_report::{functions, why};
 use stillpoint_patch_bench::machine::machine;
 use stillpoint_patch_bench::package_diff::{changes_code, reversed};
@@ -25,6 +32,8 @@ use stillpoint_patch_tests::daemons::slapd::{self, Slapd};
 use stillpoint_patch_tests::daemons::{Change, Daemon, Package};
 use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 
+const USAGE: &str =
+    "usage: daemons patches STATE ROUNDS SUBJECT..., or daemons latency|overhead STATE SECONDS SUBJECT...";
 /// Patches that one server under one load gets.
 const GROUP_PATCHES: usize = 10;
 const GROUP_ROUNDS: u32 = 50;
@@ -93,15 +102,23 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [state, rounds, subjects @ ..] = &arguments[..] else {
-        return Err("usage: daemons STATE ROUNDS SUBJECT...".into());
+    let [part, state, amount, subjects @ ..] = &arguments[..] else {
+        return Err(USAGE.into());
     };
-    let rounds = rounds.parse().map_err(|_| format!("`{rounds}` is not a number of rounds"))?;
+    let amount: u32 = amount.parse().map_err(|_| format!("`{amount}` is no number of rounds or seconds"))?;
     println!("On {}.", machine());
+    match part.as_str() {
+        "patches" => patches(Path::new(state), amount, subjects),
+        "latency" => latency::latency(Path::new(state), amount, subjects),
+        "overhead" => overhead::overhead(Path::new(state), amount, subjects),
+        _ => Err(USAGE.into()),
+    }
+}
+
+fn patches(state: &Path, rounds: u32, subjects: &[String]) -> Result<(), String> {
     for name in subjects {
         let subject = Subject::named(name)?;
-        let state = Path::new(state).join(name);
-        fs::create_dir_all(&state).map_err(|e| format!("{}: {e}", state.display()))?;
+        let state = subject.directory(state)?;
         let mut results = subject.load_state(&state)?;
         subject.rounds(&state, &mut results, rounds)?;
         if subject.points.is_none() {
@@ -139,25 +156,38 @@ impl Subject {
         Ok(Subject { name: name.to_owned(), kind, package, changes, points })
     }
 
-    fn start(&self) -> Result<Session, String> {
+    /// Returns the directory of its results, which exists.
+    fn directory(&self, state: &Path) -> Result<PathBuf, String> {
+        let state = state.join(&self.name);
+        fs::create_dir_all(&state).map_err(|e| format!("{}: {e}", state.display()))?;
+        Ok(state)
+    }
+
+    /// Starts the server; the plan is that of its load.
+    fn serve(&self) -> Result<(Box<dyn Daemon>, Plan), String> {
         let package = &self.package;
-        let (daemon, plan, visitors): (Box<dyn Daemon>, _, _) = match self.kind {
+        Ok(match self.kind {
             Kind::Slapd => {
                 let slapd = Slapd::start(package, &package.program(slapd::PROGRAM));
                 let plan = slapd.load();
-                (Box::new(slapd), plan, None)
+                (Box::new(slapd), plan)
             }
             Kind::Apache(mpm) => {
                 let apache = Apache::start(package, &package.program(apache::PROGRAM), mpm);
-                let (plan, visitors) = (apache.load(), Visitors::start(apache.port(), 4));
-                (Box::new(apache), plan, Some(visitors))
+                let plan = apache.load();
+                (Box::new(apache), plan)
             }
             Kind::Node => {
                 let node = Node::start(&node::program(package)?);
                 let plan = node.load();
-                (Box::new(node), plan, None)
+                (Box::new(node), plan)
             }
-        };
+        })
+    }
+
+    fn start(&self) -> Result<Session, String> {
+        let (mut daemon, plan) = self.serve()?;
+        let visitors = matches!(self.kind, Kind::Apache(_)).then(|| Visitors::start(daemon.server().port(), 4));
         Ok(Session { daemon, load: MonitoredLoad::of(plan), visitors })
     }
 
@@ -230,14 +260,22 @@ impl Subject {
         }
     }
 
-    fn rounds(&self, state: &Path, results: &mut State, rounds: u32) -> Result<(), String> {
-        let (options, modes) = self.points.as_ref().map_or((&[][..], &[][..]), |(o, m)| (&o[..], &m[..]));
+    fn has_points(&self) -> bool {
+        self.points.is_some()
+    }
+
+    /// Builds all changes of the program as one patch.
+    fn patch_of_all(&self, state: &Path) -> Result<(PathBuf, Vec<Change>), String> {
+        let options = self.points.as_ref().map_or(&[][..], |(options, _)| &options[..]);
         let target = self.changes[0].target;
         let changes: Vec<Change> = self.changes.iter().copied().filter(|change| change.target == target).collect();
         let (patch, run) = self.package.build(&changes, "rounds", state, options)?;
-        if run.code != Some(0) {
-            return Err(run.to_string());
-        }
+        if run.code == Some(0) { Ok((patch, changes)) } else { Err(run.to_string()) }
+    }
+
+    fn rounds(&self, state: &Path, results: &mut State, rounds: u32) -> Result<(), String> {
+        let modes = self.points.as_ref().map_or(&[][..], |(_, modes)| &modes[..]);
+        let (patch, changes) = self.patch_of_all(state)?;
         while results.rounds < rounds {
             let group = GROUP_ROUNDS.min(rounds - results.rounds);
             let mut session = self.start()?;
