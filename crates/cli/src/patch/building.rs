@@ -149,7 +149,7 @@ pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
         Error::Refused(refusals) if refusals.iter().any(|refusal| refusal.code() == "unplaced-function") => {
             Some("--shipped (or --source) with exactly the version that the target was built from".to_owned())
         }
-        Error::Refused(refusals) if refusals.iter().all(is_writable) => {
+        Error::Refused(refusals) if refusals.iter().all(Refusal::is_writable) => {
             let text = "--write-data, if the program makes no copies of this data that the change has to reach; it is written while all threads \
                         are stopped";
             Some(text.to_owned())
@@ -199,11 +199,6 @@ fn provenance_hint(error: &Unknown) -> &'static str {
         Unknown::Ended(_) => "`pgrep -a NAME` lists processes",
         _ => "stillpoint patch build --debian PACKAGE --shipped VERSION",
     }
-}
-
-/// Returns true if the option for changed data may permit what was refused.
-fn is_writable(refusal: &Refusal) -> bool {
-    matches!(refusal, Refusal::DataChanged { writable: true, .. } | Refusal::VariableChanged { copyable: true, .. })
 }
 
 #[cfg(test)]

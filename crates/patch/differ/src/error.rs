@@ -267,6 +267,11 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// Returns true for a change of data that a patch may write, or of which new code may have a copy, if its author allows it.
+    pub fn is_writable(&self) -> bool {
+        matches!(self, Refusal::DataChanged { writable: true, .. } | Refusal::VariableChanged { copyable: true, .. })
+    }
+
     /// Returns the name of the rule, stable, for tests and for machines: that of the variant in kebab-case.
     pub fn code(&self) -> String {
         let debug = format!("{self:?}");

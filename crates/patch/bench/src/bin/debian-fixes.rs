@@ -22,19 +22,22 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use stillpoint_patch_bench::package_diff::{changes_code, write_reversed};
 use stillpoint_patch_builder::{
-    Builder, Built, Cache, DebianRequest, Diff, Error, Parts, Shipped, ShippedAs, SourcePackage, Statement, Verdict,
+    Builder, Built, Cache, DebianRequest, Diff, Error, Parts, Refusal, Shipped, ShippedAs, SourcePackage, Statement,
+    Verdict,
 };
 use stillpoint_patch_format::{Patch, decode, encode};
 
 /// Result for one diff, from the best to the worst: the best one of several programs counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Outcome {
-    /// A patch of this number of functions, and its members that became shadow variables.
+    /// A patch of this number of functions, its members that became shadow variables, and whether it writes data.
     Built {
         program: String,
         functions: usize,
         #[serde(default)]
         shadow_members: usize,
+        #[serde(default)]
+        write_data: bool,
     },
     /// Code and reason.
     Refused { code: String, reason: String },
@@ -165,7 +168,7 @@ impl<'a> Older<'a> {
     fn forward(&self, builder: &Builder, index: usize, programs: &[&str], rows: &[Row]) -> Result<Outcome, String> {
         let name = &self.source.series.diffs[index].name;
         best(programs, |program| {
-            let (found, patch) = self.with_shadow_members(builder, index, program, rows)?;
+            let (found, patch) = self.with_options(builder, index, program, rows)?;
             if let Some(patch) = patch {
                 let bytes = encode(&patch).map_err(|error| error.to_string())?;
                 fs::write(self.patch_file(name), bytes).map_err(|error| error.to_string())?;
@@ -196,9 +199,8 @@ impl<'a> Older<'a> {
         }
     }
 
-    /// Builds a patch; where the builder proposes shadow variables and allocators, with them. What the author has to know of the program is
-    /// taken as said: that zero is right for each member, and that each of these functions is an allocator.
-    fn with_shadow_members(
+    /// Builds a patch; where the builder proposes options, with them.
+    fn with_options(
         &self,
         builder: &Builder,
         index: usize,
@@ -214,16 +216,12 @@ impl<'a> Older<'a> {
                     break;
                 }
                 request = self.request(index, program, rows);
-            } else if let Some(proposed) =
-                result.as_ref().err().and_then(|error| statement.shadow_members.proposed(error))
-            {
-                statement.shadow_members = proposed;
-            } else {
+            } else if !result.as_ref().is_err_and(|error| follow(&mut statement, error)) {
                 break;
             }
             result = builder.build_debian(&request, &statement);
         }
-        let found = outcome(&result, program, statement.shadow_members.members.len());
+        let found = outcome(&result, program, &statement);
         Ok((found, result.ok().and_then(|built| built.patch)))
     }
 
@@ -248,6 +246,17 @@ fn not_applied(error: &Error) -> Option<String> {
     what.strip_prefix("applying ").map(str::to_owned)
 }
 
+/// Adds the options that a refusal proposes, and returns false if it proposes none. What the author has to know of the program is taken
+/// as said: that zero is right for each member, that each of these functions is an allocator, and that no copies of data matter.
+fn follow(statement: &mut Statement, error: &Error) -> bool {
+    if let Some(proposed) = statement.shadow_members.proposed(error) {
+        statement.shadow_members = proposed;
+        return true;
+    }
+    let Error::Refused(refusals) = error else { return false };
+    refusals.iter().all(Refusal::is_writable) && !std::mem::replace(&mut statement.write_data, true)
+}
+
 /// Limit of proposals that are followed.
 const PROPOSALS_MAX: usize = 12;
 
@@ -269,8 +278,15 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             is_partial: false,
             binary: Some(PathBuf::from(program)),
         };
-        let build =
-            |request: &DebianRequest| outcome(&builder.build_debian(request, &Statement::default()), program, 0);
+        let build = |request: &DebianRequest| {
+            let mut statement = Statement::default();
+            let mut result = builder.build_debian(request, &statement);
+            // members are removed in reverse: there is nothing to keep beside an object
+            if result.as_ref().is_err_and(|error| follow(&mut statement, error)) && statement.write_data {
+                result = builder.build_debian(request, &statement);
+            }
+            outcome(&result, program, &statement)
+        };
         let found = build(&request);
         let needs_later = match &found {
             Outcome::NotReversible { .. } | Outcome::Failed { .. } => true,
@@ -304,13 +320,16 @@ fn best(programs: &[&str], mut build: impl FnMut(&str) -> Result<Outcome, String
     best.ok_or_else(|| "the list names no program".to_owned())
 }
 
-fn outcome(result: &Result<Built, Error>, program: &str, shadow_members: usize) -> Outcome {
+fn outcome(result: &Result<Built, Error>, program: &str, statement: &Statement) -> Outcome {
     let first = |text: String| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").chars().take(400).collect();
     match result {
         Ok(built) => match &built.patch {
-            Some(patch) => {
-                Outcome::Built { program: program.to_owned(), functions: patch.functions.len(), shadow_members }
-            }
+            Some(patch) => Outcome::Built {
+                program: program.to_owned(),
+                functions: patch.functions.len(),
+                shadow_members: statement.shadow_members.members.len(),
+                write_data: !patch.data.is_empty(),
+            },
             None if built.report.files.iter().any(|file| file.verdict == Verdict::NoDifference) => Outcome::SameCode,
             None => Outcome::NoPart,
         },
@@ -335,7 +354,7 @@ fn outcome(result: &Result<Built, Error>, program: &str, shadow_members: usize) 
 const COLUMNS: [&str; 11] = [
     "diffs",
     "built",
-    "with shadow members",
+    "with options",
     "built in reverse",
     "refused",
     "refused in reverse",
@@ -367,7 +386,7 @@ fn render(state: &Path, packages: &[Vec<&str>]) -> Result<String, String> {
         let forward: BTreeSet<&str> = rows.iter().filter(|row| row.forward).map(|row| row.diff.as_str()).collect();
         for row in rows.iter().filter(|row| row.forward || !forward.contains(row.diff.as_str())) {
             let (column, why) = match &row.outcome {
-                Outcome::Built { shadow_members: 1.., .. } => (2, None),
+                Outcome::Built { shadow_members: 1.., .. } | Outcome::Built { write_data: true, .. } => (2, None),
                 Outcome::Built { .. } => (if row.forward { 1 } else { 3 }, None),
                 Outcome::Refused { code, reason } => {
                     *codes.entry(code.clone()).or_default() += 1;
@@ -393,16 +412,16 @@ fn render(state: &Path, packages: &[Vec<&str>]) -> Result<String, String> {
     }
     let cells: Vec<String> = total.iter().map(usize::to_string).collect();
     let _ = writeln!(table, "| all | | {} |", cells.join(" | "));
-    let (built, with_members) = (total[1] + total[3], total[1] + total[2] + total[3]);
-    let code = with_members + total[4] + total[5] + total[8];
+    let (built, with_options) = (total[1] + total[3], total[1] + total[2] + total[3]);
+    let code = with_options + total[4] + total[5] + total[8];
     let share = |count: usize| 100.0 * count as f64 / code.max(1) as f64;
     let kinds: Vec<String> = codes.iter().map(|(code, count)| format!("{code} {count}")).collect();
     Ok(format!(
         "`experiments/debian-fixes`: each diff of code, in reverse against the newest program that the archive serves, or (columns without \
          \"reverse\") against a program built without the fixes of CVEs. Of {code} diffs that change code of a program, {built} were built \
-         ({:.1} %), and with shadow members {with_members} ({:.1} %). Refusals: {}.\n\n{table}\n| package | diff | why not |\n|---|---|---|\n{details}",
+         ({:.1} %), and with --shadow-member or --write-data where a refusal names it {with_options} ({:.1} %). Refusals: {}.\n\n{table}\n| package | diff | why not |\n|---|---|---|\n{details}",
         share(built),
-        share(with_members),
+        share(with_options),
         kinds.join(", "),
     ))
 }
