@@ -6,10 +6,11 @@ use super::running::{RunningTarget, SELECTING, Selected};
 use super::shadow_members::ShadowOptions;
 use crate::output::{Failure, Output, Success};
 use anyhow::Context;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use stillpoint_patch_builder::{
-    Builder, Built, DebianRequest, Error, HookNames, Plan, Readable, Report, Reproduced, Shipped, ShippedAs,
+    Builder, Built, DebianRequest, Error, HookNames, LeftOut, Plan, Readable, Report, Reproduced, Shipped, ShippedAs,
     SourceRequest, Statement, read_secret_key, write_whole,
 };
 use stillpoint_patch_catalog::PatchFile;
@@ -410,10 +411,27 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
     output.line(format_args!("fits {} (build-id {}){reproduced}", report.target.display(), patch.target.build_id));
     for diff in &report.left_out {
         output.line(format_args!("left out: {} {}: {}", diff.diff, diff.cves.join(", "), first_line(&diff.reason)));
+        if let Some(proposal) = &diff.proposal {
+            output.line(format_args!("try: {}", super::shadow_members::described(proposal)));
+        }
     }
     match path {
         Some(path) => output.line(format_args!("wrote {} ({bytes} bytes)", path.display())),
         None => output.line("dry run: nothing was written"),
+    }
+}
+
+/// Diff that is not in the patch, with the options that may bring it in.
+#[derive(Serialize)]
+struct LeftOutLine<'a> {
+    #[serde(flatten)]
+    diff: &'a LeftOut,
+    r#try: Option<String>,
+}
+
+impl LeftOutLine<'_> {
+    fn of(diff: &LeftOut) -> LeftOutLine<'_> {
+        LeftOutLine { diff, r#try: diff.proposal.as_ref().map(super::shadow_members::described) }
     }
 }
 
@@ -425,12 +443,13 @@ fn line(report: &Report, patch: Option<&Patch>, path: Option<&Path>, bytes: &[u8
     let digest = decode(bytes).ok().map(|signed| hex::encode(signed.digest));
     let functions: Vec<&String> = patch.iter().flat_map(|p| &p.functions).map(|f| &f.name).collect();
     let data: Vec<&String> = patch.iter().flat_map(|p| &p.data).map(|change| &change.name).collect();
+    let left_out: Vec<LeftOutLine<'_>> = report.left_out.iter().map(LeftOutLine::of).collect();
     let (text, warnings) = (|path: &Path| path.display().to_string(), patch.map_or(&report.warnings, |p| &p.warnings));
     json!({
         "name": patch.map(|p| &p.name), "output": path.map(text), "digest": digest, "bytes": patch.map(|_| bytes.len()),
         "target": text(&report.target), "build_id": patch.map(|p| p.target.build_id.to_string()),
         "reproduced": report.reproduced, "units": report.units, "units_preprocessed": report.preprocessed,
-        "units_compiled": report.changed, "diffs": report.diffs, "left_out": report.left_out, "based_on": report.based_on,
+        "units_compiled": report.changed, "diffs": report.diffs, "left_out": left_out, "based_on": report.based_on,
         "files": report.files,
         "cves": patch.map_or(&[][..], |p| &p.cves[..]), "functions": functions, "data": data, "warnings": warnings,
     })

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use stillpoint_events::VERSION;
-use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated, Refusal, Verdict};
+use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated, Verdict};
 use stillpoint_patch_provenance::Error as Unknown;
 
 /// Directories and number of compilers.
@@ -148,11 +148,6 @@ pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
         }
         Error::Refused(refusals) if refusals.iter().any(|refusal| refusal.code() == "unplaced-function") => {
             Some("--shipped (or --source) with exactly the version that the target was built from".to_owned())
-        }
-        Error::Refused(refusals) if refusals.iter().all(Refusal::is_writable) => {
-            let text = "--write-data, if the program makes no copies of this data that the change has to reach; it is written while all threads \
-                        are stopped";
-            Some(text.to_owned())
         }
         Error::Refused(_) | Error::ChangesBuild { .. } => Some(
             "leave out the diffs that need this, or upgrade the package; stillpoint-patch-hooks(7) can replace a change of data"

@@ -1,6 +1,6 @@
 //! Options of `stillpoint patch build` for members that structures gain, and their proposal.
 
-use stillpoint_patch_builder::{Error, ShadowMember, ShadowMembers};
+use stillpoint_patch_builder::{Error, Proposal, ShadowMember, ShadowMembers};
 
 /// Members that become shadow variables.
 #[derive(clap::Args)]
@@ -25,19 +25,27 @@ impl ShadowOptions {
 
 /// Returns the options that could make a refused patch possible, with what their author has to know.
 pub(super) fn hint(error: &Error) -> Option<String> {
-    let proposed = ShadowMembers::default().proposed(error);
-    match (error, proposed) {
+    match (error, error.proposal()) {
         (Error::ShadowMembers(_), None) => Some(
             "change the diff so that it does without, or upgrade the package; docs/limits.md explains each kind".into(),
         ),
-        (_, None) => None,
-        (_, Some(ShadowMembers { members, allocators })) if members.is_empty() => {
-            Some(format!("--shadow-allocator {}, if they return new memory of this size", allocators.join(" ")))
+        (_, proposal) => proposal.as_ref().map(described),
+    }
+}
+
+/// Returns the options as they are written, with what their author has to know.
+pub(super) fn described(proposal: &Proposal) -> String {
+    match proposal {
+        Proposal::ShadowMembers(ShadowMembers { members, allocators }) if members.is_empty() => {
+            format!("--shadow-allocator {}, if they return new memory of this size", allocators.join(" "))
         }
-        (_, Some(ShadowMembers { members, .. })) => {
+        Proposal::ShadowMembers(ShadowMembers { members, .. }) => {
             let list: Vec<String> = members.iter().map(|one| format!("{}.{}", one.type_name, one.member)).collect();
             let text = "if 0, or the =VALUE that is added to a member, is right for the objects that exist; apply it with --quiescence stop";
-            Some(format!("--shadow-member {}, {text}", list.join(" ")))
+            format!("--shadow-member {}, {text}", list.join(" "))
         }
+        Proposal::WriteData => "--write-data, if the program makes no copies of this data that the change has to reach; it is written while \
+                                all threads are stopped"
+            .to_owned(),
     }
 }

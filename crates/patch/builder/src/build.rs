@@ -9,7 +9,7 @@ use crate::evidence::{Evidence, Readers};
 use crate::includes::Includes;
 use crate::preprocess::Text;
 use crate::regenerate::{Regenerated, RegeneratedSides};
-use crate::shadow_members::{Rewriter, ShadowMembers};
+use crate::shadow_members::{Proposal, Rewriter, ShadowMembers};
 use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_unit};
 use crate::verdict::{Bounded, ChangedFile, Verdict};
 use crate::{Builder, Error, lto};
@@ -83,7 +83,7 @@ pub struct Report {
 }
 
 /// Diff that cannot be in a patch, and is left out of it.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, serde::Serialize)]
 pub struct LeftOut {
     /// The diff.
     pub diff: String,
@@ -93,6 +93,9 @@ pub struct LeftOut {
     pub code: String,
     /// Reason.
     pub reason: String,
+    /// Options with which it may be in the patch.
+    #[serde(skip)]
+    pub proposal: Option<Proposal>,
 }
 
 /// A patch or the result "nothing to patch", with the report.

@@ -119,7 +119,7 @@ pub use older_packages::OlderPackages;
 pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};
 pub use running::Plan;
-pub use shadow_members::ShadowMembers;
+pub use shadow_members::{Proposal, ShadowMembers};
 pub use stillpoint_host::Cache;
 pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};

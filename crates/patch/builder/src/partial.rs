@@ -68,7 +68,8 @@ impl<F: Fn(&[Diff]) -> Result<Built, Error>> Search<'_, F> {
 impl LeftOut {
     fn of(diff: &Diff, error: &Error) -> LeftOut {
         let code = error.codes().into_iter().next().unwrap_or_else(|| "refused".to_owned());
-        LeftOut { diff: diff.name.clone(), cves: diff.cves.clone(), code, reason: error.to_string() }
+        let (diff, cves) = (diff.name.clone(), diff.cves.clone());
+        LeftOut { diff, cves, code, reason: error.to_string(), proposal: error.proposal() }
     }
 }
 

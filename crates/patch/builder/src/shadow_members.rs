@@ -29,6 +29,26 @@ const LOOK_UP: &str = "__stillpoint_member";
 /// Hook of the table that empties it.
 const FORGET: &str = "__stillpoint_members_forget";
 
+/// Options that could make a refused patch possible, if their author knows the program to allow them.
+#[derive(Debug, Clone)]
+pub enum Proposal {
+    /// Members that structures gain are kept beside the objects.
+    ShadowMembers(ShadowMembers),
+    /// Initial values that changed are written.
+    WriteData,
+}
+
+impl Error {
+    /// Returns the options that could make the refused patch possible.
+    pub fn proposal(&self) -> Option<Proposal> {
+        if let Some(members) = ShadowMembers::default().proposed(self) {
+            return Some(Proposal::ShadowMembers(members));
+        }
+        let Error::Refused(refusals) = self else { return None };
+        (!refusals.is_empty() && refusals.iter().all(DifferRefusal::is_writable)).then_some(Proposal::WriteData)
+    }
+}
+
 impl ShadowMembers {
     /// Returns the request that could make a refused patch possible, if nothing but members that structures gain refuses it, or functions
     /// that may be allocators. Each member begins with zero.

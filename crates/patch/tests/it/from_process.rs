@@ -151,6 +151,8 @@ fn a_process_gets_every_diff_of_the_newest_version_that_can_be_live() {
     assert_eq!(built["cves"], serde_json::json!(["CVE-2026-11111"]), "the other one is not fixed");
     let left = &built["left_out"][0];
     assert_eq!((&left["diff"], &left["code"]), (&"layout.patch".into(), &"type-layout-changed".into()), "{built}");
+    let proposed = left["try"].as_str().expect("an option may bring it in");
+    assert!(proposed.starts_with("--shadow-member state.begin, "), "{proposed}");
     older.assert_answers("1");
     stillpoint(&["apply", &patch, "--pid", &pid]).succeed();
     older.assert_answers("2");
