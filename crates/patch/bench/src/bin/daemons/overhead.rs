@@ -13,7 +13,7 @@ use stillpoint_patch_bench::operation::Spread;
 use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 
 /// Runs of each variant.
-const RUNS: usize = 5;
+const RUNS: usize = 3;
 /// Time for connecting and filling caches.
 const BEFORE: Duration = Duration::from_secs(2);
 
