@@ -39,13 +39,14 @@ struct Window {
     operations: Vec<(u64, u64)>,
 }
 
-/// Prints a table of all subjects, and writes two figures of each into its directory below `state`.
+/// Prints a table of all subjects, and writes two figures of each into its directory below `state`; `NAME*N` is watched N times as
+/// long.
 pub(crate) fn latency(state: &Path, seconds: u32, names: &[String]) -> Result<(), String> {
     if names.is_empty() {
         return Err(USAGE.into());
     }
     println!(
-        "\n### Latency while a server is patched or reverted every {} ms, or restarted once, us ({seconds} s each)\n",
+        "\n### Latency while a server is patched or reverted every {} ms, or restarted once, us ({seconds} s each; *N: N times as long)\n",
         INTERVAL.as_millis()
     );
     println!(
@@ -53,9 +54,11 @@ pub(crate) fn latency(state: &Path, seconds: u32, names: &[String]) -> Result<()
     );
     println!("|{}", " --- |".repeat(10));
     for name in names {
-        let subject = Subject::named(name)?;
+        let (plain, factor) = name.split_once('*').unwrap_or((name, "1"));
+        let factor: u32 = factor.parse().map_err(|_| format!("`{name}`: {factor} is no number"))?;
+        let subject = Subject::named(plain)?;
         let state = subject.directory(state)?;
-        let (windows, seen) = watch(&subject, &state, seconds)?;
+        let (windows, seen) = watch(&subject, &state, seconds * factor)?;
         for window in &windows {
             println!("{}", row(name, window, &seen));
         }
