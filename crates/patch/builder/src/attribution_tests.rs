@@ -208,6 +208,7 @@ impl Package {
             project,
             base: Vec::new(),
             diffs: changes.iter().map(|change| self.diff(*change)).collect(),
+            is_part: false,
             target,
             unit_filter: &[],
             package: None,

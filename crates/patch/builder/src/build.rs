@@ -128,6 +128,8 @@ pub(crate) struct Job<'a> {
     pub(crate) project: Project,
     pub(crate) base: Vec<Diff>,
     pub(crate) diffs: Vec<Diff>,
+    /// True if these are not all diffs of the request: others may gain the members that its author stated.
+    pub(crate) is_part: bool,
     pub(crate) target: Target,
     /// Path prefixes of the units to examine; all units when empty.
     pub(crate) unit_filter: &'a [String],
@@ -234,11 +236,11 @@ impl Builder<'_> {
         if job.project.account.exact && changed.len() > MANY_UNITS {
             let (touched, _): (Vec<_>, Vec<_>) =
                 changed.iter().cloned().partition(|((path, _), ..)| after.touched.contains(path));
-            let rewriter = Rewriter::new(&compiler, &job.statement.shadow_members);
+            let rewriter = Rewriter::new(&compiler, &job.statement.shadow_members, job.is_part);
             let touched = self.objects(&rewriter, before, after, &touched, job.regenerated)?;
             refuse_early(&target, &touched, job.statement)?;
         }
-        let rewriter = Rewriter::new(&compiler, &job.statement.shadow_members);
+        let rewriter = Rewriter::new(&compiler, &job.statement.shadow_members, job.is_part);
         let mut units = self.objects(&rewriter, before, after, changed, job.regenerated)?;
         job.report.warnings.extend(rewriter.finish()?);
         if !job.project.account.exact {

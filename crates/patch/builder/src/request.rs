@@ -9,7 +9,7 @@ use crate::package::{BuiltPackage, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
 use crate::tree::is_unit;
 use crate::verdict::Bounded;
-use crate::version_difference::cves_since;
+use crate::version_difference::cves_gained;
 use crate::{Builder, Cache, Error, Integrated, Parts, Reproduced, elf, recorder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -80,6 +80,8 @@ struct SidesOfTarget<'a> {
     /// Source package and version of the patch.
     package: (String, String),
     is_integrated: bool,
+    /// Number of diffs of the request.
+    diffs: usize,
     statement: &'a Statement,
     report: Report,
 }
@@ -159,6 +161,7 @@ impl Builder<'_> {
             output,
             package: (source.name().to_owned(), source.version().to_owned()),
             is_integrated: request.integrated.is_some(),
+            diffs: diffs.len(),
             statement,
             report,
         };
@@ -168,8 +171,7 @@ impl Builder<'_> {
         };
         let is_complete = is_other_version && request.quilt.is_empty() && built.report.left_out.is_empty();
         if let Some(patch) = built.patch.as_mut().filter(|_| is_complete) {
-            // without a changelog that can be read, nothing is claimed
-            let named = cves_since(shipped_source.version(), &source).ok().flatten().unwrap_or_default();
+            let named = cves_gained(shipped_source, &source);
             // the running version has these, though a later entry of the changelog names them
             let is_there = |cve: &String| shipped_diffs.iter().any(|diff| diff.cves.contains(cve));
             patch.cves.extend(named.into_iter().filter(|cve| !is_there(cve)));
@@ -187,6 +189,7 @@ impl Builder<'_> {
             project: built.project(outputs.clone(), source.tree(), self.cache.clone()),
             base: sides.base.to_vec(),
             diffs: diffs.to_vec(),
+            is_part: diffs.len() < sides.diffs,
             target: target.clone(),
             unit_filter: &[],
             package: Some(sides.package.clone()),
@@ -319,6 +322,7 @@ impl Builder<'_> {
             project,
             base,
             diffs,
+            is_part: false,
             target,
             unit_filter,
             package: None,

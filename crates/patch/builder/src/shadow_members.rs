@@ -114,13 +114,15 @@ fn gained(refusals: &[DifferRefusal]) -> Option<Vec<ShadowMember>> {
 pub(crate) struct Rewriter<'a> {
     pub(crate) compiler: &'a Compiler<'a>,
     request: &'a ShadowMembers,
+    /// True if other diffs may gain some of the members.
+    is_part: bool,
     /// Begins of objects, of each member that a unit defines.
     found: Mutex<Vec<Option<BTreeSet<Origin>>>>,
 }
 
 impl<'a> Rewriter<'a> {
-    pub(crate) fn new(compiler: &'a Compiler<'a>, request: &'a ShadowMembers) -> Self {
-        Rewriter { compiler, request, found: Mutex::new(vec![None; request.members.len()]) }
+    pub(crate) fn new(compiler: &'a Compiler<'a>, request: &'a ShadowMembers, is_part: bool) -> Self {
+        Rewriter { compiler, request, is_part, found: Mutex::new(vec![None; request.members.len()]) }
     }
 
     /// Returns the object of a unit in a tree, without the members; `text` is its preprocessed text there.
@@ -226,6 +228,9 @@ impl<'a> Rewriter<'a> {
                 return Err(self.refused(Kind::Type, member, why.into()));
             }
             let Some(origins) = origins else {
+                if self.is_part {
+                    continue;
+                }
                 let why = "no unit that changes defines a structure of this name with this member".into();
                 return Err(self.refused(Kind::Type, member, why));
             };

@@ -115,8 +115,19 @@ fn remainder(old: &SourcePackage, new: &SourcePackage, text: Vec<u8>) -> Option<
 /// Returns the CVEs that the changelog of a newer version names since an older one; `None` if it does not reach back to it. All of them are
 /// fixed in a program that has every diff.
 pub(crate) fn cves_since(from: &str, new: &SourcePackage) -> Result<Option<Vec<String>>, Error> {
-    let text = Tree::open(new.tree())?.read("debian/changelog")?;
-    Ok(Changelog::parse(&String::from_utf8_lossy(&text)).cves_between(from, new.version()))
+    Ok(changelog(new)?.cves_between(from, new.version()))
+}
+
+fn changelog(source: &SourcePackage) -> Result<Changelog, Error> {
+    let text = Tree::open(source.tree())?.read("debian/changelog")?;
+    Ok(Changelog::parse(&String::from_utf8_lossy(&text)))
+}
+
+/// Returns the CVEs that the changelog of a newer source names since an older one, whose own changelog does not name them; none without
+/// changelogs that can be read and reach back to it.
+pub(crate) fn cves_gained(old: &SourcePackage, new: &SourcePackage) -> Vec<String> {
+    let [Ok(older), Ok(newer)] = [old, new].map(changelog) else { return Vec::new() };
+    newer.cves_gained(&older, old.version(), new.version()).unwrap_or_default()
 }
 
 /// Returns true if a file may make a difference to a program: of the packaging, only sources and files that decide about the build.

@@ -54,6 +54,13 @@ impl Changelog {
         dated.all(|other| other.version == found.version).then_some(found.version.as_str())
     }
 
+    /// Returns those CVEs between two versions that the changelog of an older package does not name.
+    pub fn cves_gained(&self, older: &Changelog, from: &str, to: &str) -> Option<Vec<String>> {
+        let mut found = self.cves_between(from, to)?;
+        found.retain(|cve| older.0.iter().all(|entry| !entry.cves.contains(cve)));
+        Some(found)
+    }
+
     /// Returns the CVEs that versions above `from`, up to `to`, name; `None` if the changelog does not reach back to `from`.
     pub fn cves_between(&self, from: &str, to: &str) -> Option<Vec<String>> {
         self.0.iter().find(|entry| compare_versions(&entry.version, from) != Ordering::Greater)?;
@@ -176,6 +183,15 @@ demo (2:1.0-1) unstable; urgency=medium
         assert_eq!(between("2:1.0-1+deb12u3", "2:1.0-1+deb12u3").unwrap(), [""; 0]);
         assert_eq!(between("2:0.9-1", "2:1.0-1+deb12u3"), None, "it does not reach back");
         assert_eq!(Changelog::default().cves_between("1", "2"), None);
+    }
+
+    #[test]
+    fn a_rebuilt_older_version_has_what_its_own_changelog_names() {
+        let (log, to) = (changelog(), "2:1.0-1+deb12u3");
+        // a build of the same source without some diffs, at a version below it
+        let rebuilt = Changelog::parse(&TEXT.replace("CVE-2026-22222", ""));
+        assert_eq!(log.cves_gained(&rebuilt, "2:1.0-1+deb12u3~1", to).unwrap(), ["CVE-2026-22222"]);
+        assert_eq!(log.cves_gained(&log, "2:1.0-1+deb12u3~1", to).unwrap(), [""; 0]);
     }
 
     #[test]

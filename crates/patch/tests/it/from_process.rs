@@ -16,9 +16,12 @@ struct state { int calls; };
 static struct state *state;
 __attribute__((noipa)) int count(void) { return ++state->calls; }
 __attribute__((noipa)) int answer(void) { return 1; }
+struct other { int first; };
+static struct other *other;
 int main(void) {
     state = calloc(1, sizeof *state);
-    while (count()) {
+    other = calloc(1, sizeof *other);
+    while (count() + other->first) {
         printf(\"%d\\n\", answer());
         fflush(stdout);
         usleep(20000);
@@ -53,6 +56,14 @@ Description: counts from another member (CVE-2026-22222)
 @@ -4 +4 @@
 -struct state { int calls; };
 +struct state { long begin; int calls; };
+";
+const SIZE: &str = "\
+Description: a smaller number (CVE-2026-33333)
+--- a/main.c
++++ b/main.c
+@@ -8 +8 @@
+-struct other { int first; };
++struct other { short first; };
 ";
 /// Limit of the time until an effect is seen.
 const EFFECT_MAX: Duration = Duration::from_secs(30);
@@ -127,10 +138,10 @@ fn a_process_gets_every_diff_of_the_newest_version_that_can_be_live() {
     let dir = tempfile::tempdir().expect("make a directory");
     let sources = dir.path().join("packages");
     fs::create_dir(&sources).expect("make a directory");
-    source(&sources, &[("fix.patch", FIX), ("layout.patch", LAYOUT)]);
+    source(&sources, &[("fix.patch", FIX), ("layout.patch", LAYOUT), ("size.patch", SIZE)]);
     let stillpoint = |arguments: &[&str]| Stillpoint::new().arg("patch").args(arguments.iter().copied());
     let place = sources.display().to_string();
-    let made = ["target", "--debian", "sp-live", "--sources", &place, "--shipped", "without:fix,layout"];
+    let made = ["target", "--debian", "sp-live", "--sources", &place, "--shipped", "without:fix,layout,size"];
     let made = stillpoint(&made).args(["--packages", &place]).json().succeed().json().pop().expect("a result");
     let version = made["built-version"].as_str().expect("a version");
     assert!(version.starts_with("1.0-2~"), "lower than 1.0-2: {version}");
@@ -148,11 +159,15 @@ fn a_process_gets_every_diff_of_the_newest_version_that_can_be_live() {
     let built = stillpoint(&["build", "--pid", &pid, "--sources", &place, "--output", &patch]).json().succeed();
     let built = built.json().pop().expect("a result");
     assert_eq!(built["diffs"], serde_json::json!(["fix.patch"]));
-    assert_eq!(built["cves"], serde_json::json!(["CVE-2026-11111"]), "the other one is not fixed");
+    assert_eq!(built["cves"], serde_json::json!(["CVE-2026-11111"]), "the others are not fixed");
     let left = &built["left_out"][0];
     assert_eq!((&left["diff"], &left["code"]), (&"layout.patch".into(), &"type-layout-changed".into()), "{built}");
     let proposed = left["try"].as_str().expect("an option may bring it in");
     assert!(proposed.starts_with("--shadow-member state.begin, "), "{proposed}");
+    let with_member = ["build", "--pid", &pid, "--sources", &place, "--shadow-member", "state.begin", "--dry-run"];
+    let more = stillpoint(&with_member).json().succeed().json().pop().expect("a result");
+    assert_eq!(more["diffs"], serde_json::json!(["fix.patch", "layout.patch"]), "{more}");
+    assert_eq!(more["left_out"][0]["diff"], "size.patch", "{more}");
     older.assert_answers("1");
     stillpoint(&["apply", &patch, "--pid", &pid]).succeed();
     older.assert_answers("2");
