@@ -1,8 +1,8 @@
-//! Debian's OpenLDAP, Apache and Node.js under their own loads: each change of ours and each diff of the package's own series,
-//! in reverse, as a patch of its own, applied, seen and reverted; before that all changes of the program together, many
-//! times.
+//! Debian's OpenLDAP, Apache, Samba and Node.js under their own loads: each change of ours and each diff of the package's own
+//! series, in reverse, as a patch of its own, applied, seen and reverted; before that all changes of the program together,
+//! many times.
 //!
-//! usage: daemons STATE ROUNDS SUBJECT...   with slapd, apache-event, apache-prefork, node; NAME-points
+//! usage: daemons STATE ROUNDS SUBJECT...   with slapd, apache-event, apache-prefork, samba, node; NAME-points
 //! is the same program with quiescence points, patched in global mode, and without a patch for each change
 //!
 //! Results are kept in the directory STATE after each group of patches under a load without a failed request; a run goes
@@ -21,8 +21,9 @@ use stillpoint_patch_tests::annotation;
 use stillpoint_patch_tests::cli::Run;
 use stillpoint_patch_tests::daemons::apache::{self, Apache, Mpm, Visitors};
 use stillpoint_patch_tests::daemons::node::{self, Node};
+use stillpoint_patch_tests::daemons::samba::{self, Samba};
 use stillpoint_patch_tests::daemons::slapd::{self, Slapd};
-use stillpoint_patch_tests::daemons::{Change, Daemon, Package};
+use stillpoint_patch_tests::daemons::{Change, Daemon, DaemonLoad, Package};
 use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 
 /// Patches that one server under one load gets.
@@ -45,6 +46,7 @@ struct Subject {
 enum Kind {
     Slapd,
     Apache(Mpm),
+    Samba,
     Node,
 }
 
@@ -80,7 +82,7 @@ enum Case {
 /// A server under its load.
 struct Session {
     daemon: Box<dyn Daemon>,
-    load: MonitoredLoad,
+    load: Box<dyn DaemonLoad>,
     visitors: Option<Visitors>,
 }
 
@@ -120,12 +122,14 @@ impl Subject {
             "slapd" => (Kind::Slapd, slapd::package(), slapd::changes(), slapd::INTEGRATION.0),
             "apache-event" => apache(Mpm::Event),
             "apache-prefork" => apache(Mpm::Prefork),
+            "samba" => (Kind::Samba, samba::package(), samba::changes(), samba::INTEGRATION.0),
             "node" => (Kind::Node, node::package(), node::changes(), node::INTEGRATION.0),
             _ => return Err(format!("no subject {name}")),
         };
         let files = match kind {
             Kind::Slapd => &slapd::INTEGRATION.1[..],
             Kind::Apache(_) => &apache::INTEGRATION.1[..],
+            Kind::Samba => &samba::INTEGRATION.1[..],
             Kind::Node => &node::INTEGRATION.1[..],
         };
         let package = package.as_ref().map_err(ToString::to_string)?;
@@ -141,24 +145,30 @@ impl Subject {
 
     fn start(&self) -> Result<Session, String> {
         let package = &self.package;
-        let (daemon, plan, visitors): (Box<dyn Daemon>, _, _) = match self.kind {
+        let measured = |plan| Box::new(MonitoredLoad::of(plan)) as Box<dyn DaemonLoad>;
+        let (daemon, load, visitors): (Box<dyn Daemon>, _, _) = match self.kind {
             Kind::Slapd => {
                 let slapd = Slapd::start(package, &package.program(slapd::PROGRAM));
-                let plan = slapd.load();
-                (Box::new(slapd), plan, None)
+                let load = measured(slapd.load());
+                (Box::new(slapd), load, None)
             }
             Kind::Apache(mpm) => {
                 let apache = Apache::start(package, &package.program(apache::PROGRAM), mpm);
-                let (plan, visitors) = (apache.load(), Visitors::start(apache.port(), 4));
-                (Box::new(apache), plan, Some(visitors))
+                let (load, visitors) = (measured(apache.load()), Visitors::start(apache.port(), 4));
+                (Box::new(apache), load, Some(visitors))
+            }
+            Kind::Samba => {
+                let samba = Samba::start(package, &package.program(samba::PROGRAM));
+                let load = Box::new(samba.load());
+                (Box::new(samba), load, None)
             }
             Kind::Node => {
                 let node = Node::start(&node::program(package)?);
-                let plan = node.load();
-                (Box::new(node), plan, None)
+                let load = measured(node.load());
+                (Box::new(node), load, None)
             }
         };
-        Ok(Session { daemon, load: MonitoredLoad::of(plan), visitors })
+        Ok(Session { daemon, load, visitors })
     }
 
     fn load_state(&self, state: &Path) -> Result<State, String> {
