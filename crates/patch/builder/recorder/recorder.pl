@@ -4,8 +4,8 @@
 #
 # If the file `defer` is there, calls are also put off: the result of a compilation or a link is a placeholder, one line
 # that names the record. A placeholder is made real when the build needs it: when it executes a program that it has
-# built, or reads a result with another tool. Only what is as the package has it is put off. Sources that the build has
-# made are compiled at once: these are few, and tests of the configuration are among them.
+# built, or reads a result with another tool. Small sources that the build has made are compiled at once: tests of the
+# configuration are among them.
 use strict;
 
 my $own = '/stillpoint';
@@ -80,14 +80,17 @@ sub compiler {
     execute(@ARGV, $is_compilation && !$call->{lists} ? ('-MMD', '-MF', "$record.d") : ());
 }
 
-# Ends with a placeholder in place of an object, if its source is as the package has it.
+# Ends with a placeholder in place of an object, if its source is as the package has it, or no test of the configuration.
 sub put_off_compilation {
     my ($record, $call) = @_;
-    return if @{ $call->{units} } != 1 || !is_original($call->{units}[0]);
+    return if @{ $call->{units} } != 1;
+    my $is_made = !is_original($call->{units}[0]);
+    return if $is_made && !is_long_source($call->{units}[0]);
     my ($base) = $call->{units}[0] =~ m{([^/]*)\.[^./]*$};
     my $output = $call->{o} // "$base.o";
     return if $output eq '-' || $output =~ m{^/dev/};
     write_placeholder($output, 0644, $record) or return;
+    copy($call->{units}[0], "$record.source") if $is_made;
     my ($stem) = $output =~ m{^(.*?)(?:\.[^./]*)?$};
     write_file($call->{MF} // "$stem.d", '') if $call->{lists};
     exit 0;
@@ -307,6 +310,12 @@ sub is_original {
     return $file =~ /\.(?:c|cc|cpp|cxx|C|S|s)$/ && defined $changed && $changed <= $began;
 }
 
+# Returns true if a file is a source that is too long for a test of the configuration.
+sub is_long_source {
+    my ($file) = @_;
+    return $file =~ /\.(?:c|cc|cpp|cxx|C)$/ && (-s $file // 0) >= 16_384;
+}
+
 # ---- placeholders
 
 # Returns the records of a placeholder: one, or several for an archive to which files were added one after another.
@@ -425,11 +434,20 @@ sub realized {
 sub replay {
     my ($record, $output) = @_;
     my ($directory, $name, $variables, @arguments) = recorded($record);
+    restore_source($record, $directory, parsed(@arguments)->{units}[0]);
     my @inputs = inputs_of($record);
     parallel(map { my (undef, @of) = @$_; @of && $of[0] !~ /^=/ ? [@of] : () } @inputs);
     my %in_place = map { $_->[0] => placed($record, @$_) } @inputs;
     my $status = system_in($directory, $name, $variables, \@arguments, $output, \%in_place, $record);
     return $status == 0;
+}
+
+# Puts a source back that the build has made, and removed since.
+sub restore_source {
+    my ($record, $directory, $unit) = @_;
+    return unless -e "$record.source";
+    my $path = $unit =~ m{^/} ? $unit : "$directory/$unit";
+    copy("$record.source", $path) unless -e $path;
 }
 
 # Makes several results real at once.

@@ -324,6 +324,28 @@ fn members_of_archives_count_where_the_link_took_them() {
     }
 }
 
+/// Makes a source that is too long for a test of the configuration, removes it, and runs a program that is linked with
+/// it.
+const REMOVED: &str = "build:
+    (seq -f '/* line %g */' 2000; cat src/other.c) > made.c
+    gcc -O2 -c -o made.o made.c && rm made.c
+    gcc -O2 -c -o other_main.o src/other_main.c && $(LINK) -o tool made.o other_main.o
+    ./tool > numbers || true
+    for unit in main clamp; do gcc -O2 -c -o $$unit.o src/$$unit.c || exit; done
+    $(LINK) -o prog main.o clamp.o";
+
+#[test]
+fn a_long_source_that_the_build_removes_is_compiled_when_it_is_needed() {
+    for package in Package::both("a_long_source_that_the_build_removes_is_compiled_when_it_is_needed", REMOVED) {
+        let number = fs::read_to_string(package.path("tree/numbers")).unwrap();
+        assert!(number.trim().parse::<i64>().is_ok(), "the program ran: {number:?}");
+        let records = fs::read_dir(package.path("records")).unwrap().flatten();
+        let kept = records.filter(|file| file.path().extension().is_some_and(|name| name == "source")).count();
+        assert_eq!(kept, usize::from(package.is_deferred), "its compilation was put off");
+        assert_patches(package.patch("prog", FIX), &["clamp"]);
+    }
+}
+
 /// Compiles one unit with a compiler that no recorder replaces.
 const PARTLY: &str = "build:
     /usr/bin/gcc -O2 -c -o main.o src/main.c

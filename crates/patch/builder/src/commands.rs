@@ -493,6 +493,29 @@ impl Recording {
         let is_image = |(_, link): &(&PathBuf, &Link)| link.kind == link::Kind::Image;
         self.links.iter().filter(is_image).map(|(output, _)| output.as_path())
     }
+
+    /// Returns the programs and shared libraries that may have code of some sources, by the names in their links.
+    pub(crate) fn images_with(&self, is_source: impl Fn(&Path) -> bool) -> BTreeSet<PathBuf> {
+        let units = self.commands.iter().filter(|command| is_source(&command.file));
+        let mut parts: BTreeSet<&Path> = units.filter_map(|command| command.object.as_deref()).collect();
+        loop {
+            let is_archive = |name: &str, part: &Path| part.file_name() == Some(OsStr::new(&format!("lib{name}.a")));
+            let has_part = |input: &Input| match input {
+                Input::File { path, .. } => parts.contains(path.as_path()),
+                Input::Library { name, .. } => parts.iter().any(|part| is_archive(name, part)),
+                Input::Response(_) => false,
+            };
+            let found = self
+                .links
+                .iter()
+                .filter(|(output, link)| !parts.contains(output.as_path()) && link.inputs.iter().any(has_part));
+            let (images, joined): (Vec<_>, Vec<_>) = found.partition(|(_, link)| link.kind == link::Kind::Image);
+            if joined.is_empty() {
+                return images.into_iter().map(|(output, _)| output.clone()).collect();
+            }
+            parts.extend(joined.into_iter().map(|(output, _)| output.as_path()));
+        }
+    }
 }
 
 /// Origin of an input of a call that was put off.

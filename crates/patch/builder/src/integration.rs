@@ -42,6 +42,11 @@ impl Integration {
         self.edits.digest()
     }
 
+    /// Returns the paths of the edited files.
+    pub(crate) fn edited(&self) -> impl Iterator<Item = &str> {
+        self.edits.edited()
+    }
+
     /// Places the edits in a tree before its build.
     pub(crate) fn place(&self, tree: &Path) -> Result<(), Error> {
         self.edits.apply(tree, tree)?;

@@ -35,6 +35,15 @@ pub(crate) struct Link {
     pub(crate) options: BTreeSet<String>,
 }
 
+impl Link {
+    /// Returns the name that the link gives to a library.
+    pub(crate) fn soname(&self) -> Option<&str> {
+        // the two spellings of the linker; the first one has several forms
+        const FORMS: [&str; 5] = ["-soname ", "-soname=", "--soname ", "--soname=", "-h "];
+        self.options.iter().find_map(|option| FORMS.iter().find_map(|form| option.strip_prefix(form)))
+    }
+}
+
 /// One run of an archiver.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Archiver {
@@ -58,9 +67,10 @@ pub(crate) fn expanded(argv: Vec<String>, mut text_of: impl FnMut(&str) -> Optio
 }
 
 /// Options of linkers whose value is the next argument.
-const VALUED: [&str; 12] = [
+const VALUED: [&str; 13] = [
     "-z",
     "-soname",
+    "--soname",
     "-h",
     "-rpath",
     "-rpath-link",
@@ -211,6 +221,21 @@ mod tests {
         ];
         assert_eq!(link.inputs, BTreeSet::from(wanted));
         assert_eq!(linker(Path::new("/b"), &words("gcc -r -o x.o y.o")).1.kind, Kind::Object);
+    }
+
+    #[test]
+    fn a_library_has_the_name_of_either_spelling() {
+        let name = |words_of: &str| linker(Path::new("/b"), &words(words_of)).1.soname().map(str::to_owned);
+        for options in [
+            "-Wl,-soname,l.so.1",
+            "-Wl,-soname -Wl,l.so.1",
+            "-Wl,-soname=l.so.1",
+            "-Wl,-h,l.so.1",
+            "-Wl,--soname,l.so.1",
+        ] {
+            assert_eq!(name(&format!("gcc -shared {options} -o l.so x.o")).as_deref(), Some("l.so.1"), "{options}");
+        }
+        assert_eq!(name("gcc -shared -o l.so x.o"), None);
     }
 
     #[test]

@@ -7,9 +7,15 @@
 use crate::commands::Recording;
 use crate::debian::Diff;
 use crate::includes::Includes;
+use crate::integration::Integration;
 use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
+use crate::request::find_in;
+use crate::root::OWN_PATH;
+use crate::sandbox::run;
+use crate::tree::is_unit;
 use crate::{Builder, Error, recorder};
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use stillpoint_host::EntryName;
 use stillpoint_host::untrusted::Tree;
@@ -49,7 +55,7 @@ impl Builder<'_> {
     /// # Errors
     /// The clean root cannot be made, a diff of the series does not apply, or the build fails as well.
     pub fn outline_package(&self, source: &SourcePackage) -> Result<BuiltPackage, Error> {
-        match self.outline(source, &Shipped::Full.diffs(&source.series)?, &[])? {
+        match self.outline(source, &Shipped::Full.diffs(&source.series)?, &[], None)? {
             Ok(outlined) if crate::lto::is_used(&outlined.recording) => {
                 self.progress(&format!("{} needs a whole build: its links optimise", source.name()));
                 let mut built = self.build_package(source, &Shipped::Full, None)?;
@@ -66,6 +72,22 @@ impl Builder<'_> {
         }
     }
 
+    /// Runs a package's rules with quiescence points in its source, and makes only the outputs that hold some: all else
+    /// stays as shipped. Returns `None` if the package has to be built as a whole.
+    pub(crate) fn outline_points(
+        &self,
+        source: &SourcePackage,
+        diffs: &[Diff],
+        integration: &Integration,
+    ) -> Result<Option<BuiltPackage>, Error> {
+        // an edited header may be part of every output
+        if !integration.edited().all(is_unit) {
+            return Ok(None);
+        }
+        let outlined = self.outline(source, diffs, &[], Some(integration))?;
+        Ok(outlined.ok().filter(|outlined| !crate::lto::is_used(&outlined.recording)))
+    }
+
     /// Runs a package's rules with these diffs; `loaded` are libraries that these are known to load. The inner error is the
     /// reason why they do not run with compilations put off.
     pub(crate) fn outline(
@@ -73,18 +95,22 @@ impl Builder<'_> {
         source: &SourcePackage,
         diffs: &[Diff],
         loaded: &[PathBuf],
+        integration: Option<&Integration>,
     ) -> Result<Result<BuiltPackage, String>, Error> {
         let recorder = stillpoint_host::cache::key([OUTLINE_VERSION, recorder::PROGRAM.as_bytes()]);
-        let identity = format!("{}-outlined-{}", self.identity(source, diffs), &recorder[..8]);
+        let points = integration.map(|integration| format!("-{}", integration.digest())).unwrap_or_default();
+        let identity = format!("{}{points}-outlined-{}", self.identity(source, diffs), &recorder[..8]);
         let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.entry(&EntryName::new("built", &identity), |into| {
             let (own, mut loaded, mut attempts) = (Tree::open(into)?, loaded.to_vec(), 0);
             loop {
                 let tree = self.shipped_tree(source, diffs, into)?;
+                integration.map_or(Ok(()), |integration| integration.place(&tree))?;
                 self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
-                let rules = Rules { deferring: true, loaded: &loaded, integration: None };
-                let error = match self.run_to_links(&root, &build_path, into, &rules) {
+                let rules = Rules { deferring: true, loaded: &loaded, integration };
+                let ran = self.run_to_links(&root, &build_path, into, &rules);
+                let error = match ran.and_then(|()| self.make_edited(source, &root, &build_path, into, &rules)) {
                     Ok(()) => return Includes::of_tree(&Tree::open(&tree)?)?.write(&own),
                     Err(error @ Error::Command { .. }) => error.to_string(),
                     Err(other) => return Err(other),
@@ -106,15 +132,55 @@ impl Builder<'_> {
         if let Some(why) = own.read_existing(WHY_NOT)? {
             return Ok(Err(String::from_utf8_lossy(&why).into_owned()));
         }
-        Ok(Ok(BuiltPackage {
-            shipped: diffs.to_vec(),
-            root: Tree::open(&root)?.known_as(Path::new("/")),
-            source: build_path.clone(),
-            tree: Tree::open(&entry.join("tree"))?.known_as(&build_path),
-            identity,
-            recording: Recording::read(&entry.join("records"))?,
-            includes: Some(Includes::read(&own)?),
-            runs_deferred: true,
-        }))
+        let includes = Some(Includes::read(&own)?);
+        let outlined = BuiltPackage::read(&root, &build_path, &entry, identity)?;
+        Ok(Ok(BuiltPackage { shipped: diffs.to_vec(), includes, ..outlined }))
+    }
+
+    /// Makes the outputs real that have units with edits, and links them with the archive's own libraries.
+    fn make_edited(
+        &self,
+        source: &SourcePackage,
+        root: &Path,
+        build_path: &Path,
+        into: &Path,
+        rules: &Rules,
+    ) -> Result<(), Error> {
+        let Some(integration) = rules.integration else { return Ok(()) };
+        let outlined = BuiltPackage::read(root, build_path, into, String::new())?;
+        let has_edits =
+            |file: &Path| integration.edited().any(|unit| file.strip_prefix(build_path) == Ok(unit.as_ref()));
+        let images = outlined.recording.images_with(has_edits);
+        let edited: Vec<PathBuf> = outlined.outputs().into_iter().filter(|output| images.contains(output)).collect();
+        self.progress(&format!("making {} of its results, which have quiescence points", edited.len()));
+        self.use_shipped_libraries(source, &outlined, &edited, into)?;
+        let (sandbox, env) = self.recording_sandbox(root, build_path, into, rules)?;
+        // the recorder makes real what a reader of results gets
+        let reader = Path::new(OWN_PATH).join("bin/size").into_os_string();
+        let argv: Vec<OsString> = std::iter::once(reader).chain(edited.into_iter().map(PathBuf::into)).collect();
+        run(&mut sandbox.command(build_path, &argv, &env), "making results with quiescence points").map(drop)
+    }
+    /// Puts the archive's libraries in place of those that links of the package put off, except for `edited` ones.
+    /// Without packages of the archive, these are made as well.
+    fn use_shipped_libraries(
+        &self,
+        source: &SourcePackage,
+        outlined: &BuiltPackage,
+        edited: &[PathBuf],
+        into: &Path,
+    ) -> Result<(), Error> {
+        let binaries = match self.fetch_binaries(source) {
+            Ok(binaries) => binaries,
+            Err(Error::Withheld { .. } | Error::NoSuchVersion { .. }) => return Ok(()),
+            Err(other) => return Err(other),
+        };
+        let records = Tree::open(&into.join("records"))?;
+        for (record, output) in outlined.recording.by_record.iter().filter(|(_, output)| !edited.contains(output)) {
+            let name = outlined.recording.links.get(output).and_then(|link| link.soname());
+            if let Some(Ok(shipped)) = name.map(|name| find_in(&binaries, Path::new(name))) {
+                records.write_program(format!("{record}.real"), &shipped.bytes)?;
+            }
+        }
+        Ok(())
     }
 }

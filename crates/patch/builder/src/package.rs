@@ -162,6 +162,20 @@ pub(crate) struct Rules<'a> {
 }
 
 impl BuiltPackage {
+    /// Opens a tree in which rules ran, and its records; nothing else is known of it.
+    pub(crate) fn read(root: &Path, build_path: &Path, entry: &Path, identity: String) -> Result<Self, Error> {
+        Ok(BuiltPackage {
+            shipped: Vec::new(),
+            root: Tree::open(root)?.known_as(Path::new("/")),
+            source: build_path.to_owned(),
+            tree: Tree::open(&entry.join("tree"))?.known_as(build_path),
+            identity,
+            recording: Recording::read(&entry.join("records"))?,
+            includes: None,
+            runs_deferred: true,
+        })
+    }
+
     /// Returns the tree of the build.
     pub fn tree(&self) -> &Path {
         self.tree.path()
@@ -170,18 +184,30 @@ impl BuiltPackage {
     /// Returns linked files that can be executed or loaded, by their path inside the build, also where the package is
     /// not built.
     pub(crate) fn outputs(&self) -> Vec<PathBuf> {
-        let is_deferred = |output: &Path| {
-            let bytes = self.tree.read_existing(output).ok().flatten().unwrap_or_default();
-            !recorder::records_of(&bytes).is_empty()
-        };
         let outputs = self.recording.images().filter(|output| output.starts_with(&self.source));
-        outputs.filter(|o| crate::elf::is_loadable(&self.tree, o) || is_deferred(o)).map(Path::to_owned).collect()
+        outputs.filter(|o| crate::elf::is_loadable(&self.tree, o) || self.is_deferred(o)).map(Path::to_owned).collect()
+    }
+
+    /// Returns true if an output is a placeholder.
+    fn is_deferred(&self, output: &Path) -> bool {
+        let bytes = self.tree.read_existing(output).ok().flatten().unwrap_or_default();
+        !recorder::records_of(&bytes).is_empty()
+    }
+
+    /// Returns the outputs of which a placeholder has this name: rules may rename what they install.
+    pub(crate) fn installed_as(&self, name: &OsStr) -> Result<Vec<PathBuf>, Error> {
+        let mut found = BTreeSet::new();
+        for entry in self.tree.entries()?.iter().filter(|e| e.is_file() && e.name.file_name() == Some(name)) {
+            let bytes = self.tree.read(&entry.name)?;
+            let outputs = recorder::records_of(&bytes).into_iter().filter_map(|r| self.recording.by_record.get(r));
+            found.extend(outputs.cloned());
+        }
+        Ok(found.into_iter().collect())
     }
 
     /// Returns true if the link of an output gives it this `DT_SONAME`.
     pub(crate) fn is_library(&self, output: &Path, name: &OsStr) -> bool {
-        let soname = format!("-soname {}", name.to_string_lossy());
-        self.recording.links.get(output).is_some_and(|link| link.options.contains(&soname))
+        self.recording.links.get(output).and_then(|link| link.soname()).is_some_and(|soname| soname == name)
     }
 
     /// Returns true if the link of an output gives it the `DT_SONAME` of a library.
@@ -430,7 +456,8 @@ impl Builder<'_> {
             && (parts == Parts::Source || self.cache.holds("binaries", &unpacked_name(package, version, "")))
     }
 
-    /// Builds a package with a part of its series, by its own rules, in a clean root. Runs once for each choice.
+    /// Builds a package with a part of its series, by its own rules, in a clean root. With quiescence points, only the
+    /// outputs that hold some are made, where the rules allow it. Runs once for each choice.
     ///
     /// # Errors
     /// The clean root cannot be made, a diff does not apply, or the build fails ([`Error::Command`]).
@@ -440,7 +467,14 @@ impl Builder<'_> {
         shipped: &Shipped,
         integrated: Option<&Integrated>,
     ) -> Result<BuiltPackage, Error> {
-        self.build_with(source, shipped.diffs(&source.series)?, integrated)
+        let diffs = shipped.diffs(&source.series)?;
+        let integration = integrated.map(Integrated::read).transpose()?;
+        if let Some(integration) = &integration
+            && let Some(outlined) = self.outline_points(source, &diffs, integration)?
+        {
+            return Ok(outlined);
+        }
+        self.build_with(source, diffs, integration.as_ref())
     }
 
     /// Builds a package with these diffs.
@@ -448,35 +482,21 @@ impl Builder<'_> {
         &self,
         source: &SourcePackage,
         diffs: Vec<Diff>,
-        integrated: Option<&Integrated>,
+        integration: Option<&Integration>,
     ) -> Result<BuiltPackage, Error> {
-        let integration = integrated.map(Integrated::read).transpose()?;
         let mut identity = self.identity(source, &diffs);
-        if let Some(integration) = &integration {
+        if let Some(integration) = integration {
             identity = format!("{identity}-{}", integration.digest());
         }
         let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.entry(&EntryName::new("built", &identity), |into| {
             let tree = self.shipped_tree(source, &diffs, into)?;
-            integration.as_ref().map_or(Ok(()), |integration| integration.place(&tree))?;
+            integration.map_or(Ok(()), |integration| integration.place(&tree))?;
             self.progress(&format!("building {} {}", source.name(), source.version()));
-            let integration = integration.as_ref();
             self.run_to_links(&root, &build_path, into, &Rules { deferring: false, loaded: &[], integration })
         })?;
-        let recording = Recording::read(&entry.join("records"))?;
-        let tree = Tree::open(&entry.join("tree"))?.known_as(&build_path);
-        let root = Tree::open(&root)?.known_as(Path::new("/"));
-        Ok(BuiltPackage {
-            shipped: diffs,
-            root,
-            source: build_path,
-            tree,
-            identity,
-            recording,
-            includes: None,
-            runs_deferred: true,
-        })
+        Ok(BuiltPackage { shipped: diffs, ..BuiltPackage::read(&root, &build_path, &entry, identity)? })
     }
 
     /// Returns the clean root for the build of a package.
@@ -559,8 +579,14 @@ impl Builder<'_> {
         .to_vec()
     }
 
-    /// Runs a target of a package's rules on the tree below `into`, with its compilers recorded.
-    fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules, target: &str) -> Result<(), Error> {
+    /// Returns the view of a package's rules on the tree below `into`, with its compilers recorded, and their variables.
+    pub(crate) fn recording_sandbox(
+        &self,
+        root: &Path,
+        build_path: &Path,
+        into: &Path,
+        rules: &Rules,
+    ) -> Result<(Sandbox, Vec<(String, OsString)>), Error> {
         let recorder = self.recorder(root, rules.deferring)?;
         let records = into.join("records");
         Tree::open(into)?.make_directory("records")?;
@@ -596,6 +622,13 @@ impl Builder<'_> {
             sandbox = sandbox.with(&outside, &inside);
             env.extend(integration.environment());
         }
+        Ok((sandbox, env))
+    }
+
+    /// Runs a target of a package's rules on the tree below `into`, with its compilers recorded.
+    fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules, target: &str) -> Result<(), Error> {
+        let (sandbox, env) = self.recording_sandbox(root, build_path, into, rules)?;
+        let records = into.join("records");
         let target = format!("--rules-target={target}");
         let argv = ["dpkg-buildpackage", "-B", "-d", "--no-sign", &target];
         let mut command = sandbox.command(build_path, &argv, &env);
@@ -674,10 +707,17 @@ impl Builder<'_> {
     /// written.
     pub fn strip(&self, built: &BuiltPackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
         let outputs = built.outputs();
-        let Some(inside) = outputs.iter().find(|output| output.file_name().is_some_and(|f| f == name)) else {
+        let is_named = |output: &&PathBuf| output.file_name().is_some_and(|file| file == name);
+        let is_library = |output: &&PathBuf| built.is_library(output, OsStr::new(name));
+        let named = outputs.iter().find(is_named).or_else(|| outputs.iter().find(is_library)).cloned();
+        let installed = || built.installed_as(OsStr::new(name)).map(|found| found.into_iter().next());
+        let Some(inside) = named.map_or_else(installed, |named| Ok(Some(named)))? else {
             let names: Vec<_> = outputs.iter().filter_map(|output| output.file_name()?.to_str()).collect();
             return Err(Error::Target(format!("the build made no {name:?}; it made {}", names.join(", "))));
         };
+        if built.is_deferred(&inside) {
+            return Err(Error::Target(format!("{name:?} has no quiescence points: it is as shipped")));
+        }
         let stripped = inside.with_extension("stripped");
         let root = Some(built.root.path().to_owned());
         let sandbox = Sandbox { root, ..Sandbox::default() }.with(built.tree.path(), &built.source);

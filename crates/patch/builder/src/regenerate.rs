@@ -77,7 +77,7 @@ impl Builder<'_> {
         built: &BuiltPackage,
     ) -> Result<Regenerated, Error> {
         let outlined = match built.runs_deferred {
-            true => self.outline(source, diffs, &built.recording.loaded)?.ok(),
+            true => self.outline(source, diffs, &built.recording.loaded, None)?.ok(),
             false => None,
         };
         let made = outlined.map_or_else(|| self.build_with(source, diffs.to_vec(), None), Ok)?;

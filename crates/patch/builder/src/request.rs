@@ -432,7 +432,16 @@ impl Outputs {
             |name: Option<&OsStr>| outputs.iter().filter(|o| o.file_name() == name).cloned().collect::<Vec<_>>();
         let by_name = names.iter().map(|name| named(name.file_name()));
         let likely = [by_soname].into_iter().chain(by_name).chain([named(target.path.file_name())]);
-        Ok(likely.into_iter().find(|found| !found.is_empty()).map_or(Outputs::Others(outputs), Outputs::Named))
+        if let Some(found) = likely.into_iter().find(|found| !found.is_empty()) {
+            return Ok(Outputs::Named(found));
+        }
+        for name in names.iter().filter_map(|name| name.file_name()).chain(target.path.file_name()) {
+            let found = built.installed_as(name)?;
+            if !found.is_empty() {
+                return Ok(Outputs::Named(found));
+            }
+        }
+        Ok(Outputs::Others(outputs))
     }
 }
 
@@ -460,7 +469,7 @@ fn only_program(built: &BuiltPackage, outputs: &[PathBuf], diffs: &[Diff]) -> Re
 /// Finds a file by its path or its name in unpacked packages, each of which has a directory of its name; the path may
 /// begin with that name. Follows symbolic links inside of a package, and to files of the other ones. Of several files of
 /// a name without directories, the one that a shell or the dynamic linker finds is meant.
-fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
+pub(crate) fn find_in(root: &Path, program: &Path) -> Result<Target, Error> {
     let mut packages = Vec::new();
     for package in stillpoint_host::file::list(root)? {
         let tree = Tree::open(&root.join(&package))?.known_as(Path::new("/"));

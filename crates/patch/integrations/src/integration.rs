@@ -71,6 +71,11 @@ impl Integration {
         &self.digest
     }
 
+    /// Returns the paths of the files with edits, in the tree.
+    pub fn edited(&self) -> impl Iterator<Item = &str> {
+        self.edits.files().map(|(path, _)| path)
+    }
+
     /// Changes `tree`, a copy of `pristine`, to the state of this integration.
     ///
     /// # Errors

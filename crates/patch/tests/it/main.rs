@@ -46,6 +46,8 @@ mod quiescence_crash;
 mod quiescence_server;
 mod redis_live;
 mod redis_quiescence;
+mod samba_live;
+mod samba_quiescence;
 mod scan;
 mod servers;
 mod shadow_members;

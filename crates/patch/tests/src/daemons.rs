@@ -19,6 +19,7 @@ macro_rules! change {
 
 pub mod apache;
 pub mod node;
+pub mod samba;
 pub mod slapd;
 
 use crate::Unavailable;
@@ -27,7 +28,7 @@ use crate::cli::{Run, Stillpoint};
 use crate::edited_source;
 use crate::packages::{self, Binary};
 use crate::server::Server;
-use crate::shipped_program::{builder_cache, target};
+use crate::shipped_program::{MonitoredLoad, builder_cache, target};
 use crate::victim::residue;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -213,6 +214,34 @@ pub trait Daemon {
         let left = |pid: i32| residue(pid).into_iter().filter(|what| !what.ends_with("is gone")).collect::<Vec<_>>();
         let left: Vec<String> = self.processes().into_iter().flat_map(left).collect();
         assert!(left.is_empty(), "{left:#?}");
+    }
+}
+
+/// Returns the ids of a process and of its children.
+fn with_children(first: i32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();
+    std::iter::once(first).chain(children.split_whitespace().filter_map(|pid| pid.parse().ok())).collect()
+}
+
+/// Load on a server, which a patch must not disturb.
+pub trait DaemonLoad {
+    /// Waits until `count` more requests have been answered.
+    fn answered(&self, count: u64);
+
+    /// Ends it, and panics unless each request had the right answer and no connection was lost; returns the number of
+    /// answers.
+    fn assert_clean(self: Box<Self>) -> u64;
+}
+
+impl DaemonLoad for MonitoredLoad {
+    #[track_caller]
+    fn answered(&self, count: u64) {
+        MonitoredLoad::answered(self, count);
+    }
+
+    #[track_caller]
+    fn assert_clean(self: Box<Self>) -> u64 {
+        MonitoredLoad::assert_clean(*self)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Debian's Apache httpd with several processes, and changes of ours to it.
 
-use super::{Change, Daemon, Package};
+use super::{Change, Daemon, Package, with_children};
 use crate::Unavailable;
 use crate::packages::Binary;
 use crate::server::{Server, soon};
@@ -124,9 +124,7 @@ impl Daemon for Apache {
     }
 
     fn processes(&self) -> Vec<i32> {
-        let first = self.server.pid();
-        let children = std::fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();
-        std::iter::once(first).chain(children.split_whitespace().filter_map(|pid| pid.parse().ok())).collect()
+        with_children(self.server.pid())
     }
 
     fn show(&self, change: &Change) -> String {

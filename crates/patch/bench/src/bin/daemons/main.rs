@@ -1,8 +1,8 @@
-//! Debian's OpenLDAP, Apache and Node.js under their own loads: each change of ours and each diff of the package's own series,
-//! in reverse, as a patch of its own, applied, seen and reverted; before that all changes of the program together, many
-//! times.
+//! Debian's OpenLDAP, Apache, Samba and Node.js under their own loads: each change of ours and each diff of the package's own
+//! series, in reverse, as a patch of its own, applied, seen and reverted; before that all changes of the program together,
+//! many times.
 //!
-//! usage: daemons patches STATE ROUNDS SUBJECT...   with slapd, apache-event, apache-prefork, node; NAME-points
+//! usage: daemons patches STATE ROUNDS SUBJECT...   with slapd, apache-event, apache-prefork, samba, node; NAME-points
 //! is the same program with quiescence points, patched in global mode, and without a patch for each change
 //!
 //! Results are kept in the directory STATE after each group of patches under a load without a failed request; a run goes
@@ -28,8 +28,9 @@ use stillpoint_patch_tests::annotation;
 use stillpoint_patch_tests::cli::Run;
 use stillpoint_patch_tests::daemons::apache::{self, Apache, Mpm, Visitors};
 use stillpoint_patch_tests::daemons::node::{self, Node};
+use stillpoint_patch_tests::daemons::samba::{self, Samba};
 use stillpoint_patch_tests::daemons::slapd::{self, Slapd};
-use stillpoint_patch_tests::daemons::{Change, Daemon, Package};
+use stillpoint_patch_tests::daemons::{Change, Daemon, DaemonLoad, Package};
 use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 
 const USAGE: &str =
@@ -54,6 +55,7 @@ struct Subject {
 enum Kind {
     Slapd,
     Apache(Mpm),
+    Samba,
     Node,
 }
 
@@ -89,7 +91,7 @@ enum Case {
 /// A server under its load.
 struct Session {
     daemon: Box<dyn Daemon>,
-    load: MonitoredLoad,
+    load: Box<dyn DaemonLoad>,
     visitors: Option<Visitors>,
 }
 
@@ -137,12 +139,14 @@ impl Subject {
             "slapd" => (Kind::Slapd, slapd::package(), slapd::changes(), slapd::INTEGRATION.0),
             "apache-event" => apache(Mpm::Event),
             "apache-prefork" => apache(Mpm::Prefork),
+            "samba" => (Kind::Samba, samba::package(), samba::changes(), samba::INTEGRATION.0),
             "node" => (Kind::Node, node::package(), node::changes(), node::INTEGRATION.0),
             _ => return Err(format!("no subject {name}")),
         };
         let files = match kind {
             Kind::Slapd => &slapd::INTEGRATION.1[..],
             Kind::Apache(_) => &apache::INTEGRATION.1[..],
+            Kind::Samba => &samba::INTEGRATION.1[..],
             Kind::Node => &node::INTEGRATION.1[..],
         };
         let package = package.as_ref().map_err(ToString::to_string)?;
@@ -182,13 +186,19 @@ impl Subject {
                 let plan = node.load();
                 (Box::new(node), plan)
             }
+            Kind::Samba => return Err("the clients of Samba keep no record of their requests".into()),
         })
     }
 
     fn start(&self) -> Result<Session, String> {
+        if matches!(self.kind, Kind::Samba) {
+            let samba = Samba::start(&self.package, &self.package.program(samba::PROGRAM));
+            let load = Box::new(samba.load());
+            return Ok(Session { daemon: Box::new(samba), load, visitors: None });
+        }
         let (mut daemon, plan) = self.serve()?;
         let visitors = matches!(self.kind, Kind::Apache(_)).then(|| Visitors::start(daemon.server().port(), 4));
-        Ok(Session { daemon, load: MonitoredLoad::of(plan), visitors })
+        Ok(Session { daemon, load: Box::new(MonitoredLoad::of(plan)), visitors })
     }
 
     fn load_state(&self, state: &Path) -> Result<State, String> {
