@@ -174,7 +174,7 @@ pub struct Visitors {
 }
 
 impl Visitors {
-    /// Starts them; each download takes more than a second.
+    /// Starts them; each download takes some seconds.
     pub fn start(port: u16, downloads: usize) -> Visitors {
         let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new([AtomicU64::new(0), AtomicU64::new(0)]));
         let kinds = (0..downloads).map(|_| 1).chain([0, 0]);
@@ -231,7 +231,7 @@ fn download(port: u16, stop: &AtomicBool) -> Result<(), String> {
             return Err(format!("a download is wrong behind byte {start}"));
         }
         if !stop.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
     match stream.read(&mut byte).map_err(failed)? {
