@@ -90,7 +90,9 @@ sub put_off_compilation {
     my $output = $call->{o} // "$base.o";
     return if $output eq '-' || $output =~ m{^/dev/};
     write_placeholder($output, 0644, $record) or return;
-    copy($call->{units}[0], "$record.source") if $is_made;
+    # a source of the second in which the build began may be one that it made
+    my ($began, $changed) = map { (stat $_)[9] } "$records/defer", $call->{units}[0];
+    copy($call->{units}[0], "$record.source") if $is_made || $changed >= $began;
     my ($stem) = $output =~ m{^(.*?)(?:\.[^./]*)?$};
     write_file($call->{MF} // "$stem.d", '') if $call->{lists};
     exit 0;

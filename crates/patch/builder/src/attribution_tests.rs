@@ -341,7 +341,7 @@ fn a_long_source_that_the_build_removes_is_compiled_when_it_is_needed() {
         assert!(number.trim().parse::<i64>().is_ok(), "the program ran: {number:?}");
         let records = fs::read_dir(package.path("records")).unwrap().flatten();
         let kept = records.filter(|file| file.path().extension().is_some_and(|name| name == "source")).count();
-        assert_eq!(kept, usize::from(package.is_deferred), "its compilation was put off");
+        assert_eq!(kept > 0, package.is_deferred, "its compilation was put off");
         assert_patches(package.patch("prog", FIX), &["clamp"]);
     }
 }

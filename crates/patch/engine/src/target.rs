@@ -31,6 +31,10 @@ impl Target {
 
     fn inspect(process: Process) -> Result<Self, Error> {
         let mappings = process.mappings()?;
+        // a process that ends gives up its memory before it is a zombie
+        if mappings.is_empty() {
+            return Err(Error::Ended(process.pid()));
+        }
         let modules = process.modules_among(&mappings);
         check_process(&process, &mappings, &modules)?;
         let store = store::find_in(&process, &mappings)?;
