@@ -178,6 +178,20 @@ impl BuiltPackage {
         outputs.filter(|o| crate::elf::is_loadable(&self.tree, o) || is_deferred(o)).map(Path::to_owned).collect()
     }
 
+    /// Finds the output of a name: its file name, or the name by which programs load it.
+    pub(crate) fn output_named(&self, name: &OsStr) -> Result<PathBuf, Error> {
+        let mut outputs = self.outputs();
+        let is_file = |output: &PathBuf| output.file_name().is_some_and(|file| file == name);
+        let found = outputs.iter().position(is_file);
+        match found.or_else(|| outputs.iter().position(|output| self.is_library(output, name))) {
+            Some(index) => Ok(outputs.swap_remove(index)),
+            None => {
+                let names: Vec<_> = outputs.iter().filter_map(|output| output.file_name()?.to_str()).collect();
+                Err(Error::Target(format!("the build made no {}; it made {}", name.display(), names.join(", "))))
+            }
+        }
+    }
+
     /// Returns true if the link of an output gives it this `DT_SONAME`.
     pub(crate) fn is_library(&self, output: &Path, name: &OsStr) -> bool {
         let soname = format!("-soname {}", name.to_string_lossy());
@@ -673,11 +687,7 @@ impl Builder<'_> {
     /// [`Error::Target`] if the build made no output of this name; otherwise `strip` fails, or a file cannot be
     /// written.
     pub fn strip(&self, built: &BuiltPackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
-        let outputs = built.outputs();
-        let Some(inside) = outputs.iter().find(|output| output.file_name().is_some_and(|f| f == name)) else {
-            let names: Vec<_> = outputs.iter().filter_map(|output| output.file_name()?.to_str()).collect();
-            return Err(Error::Target(format!("the build made no {name:?}; it made {}", names.join(", "))));
-        };
+        let inside = built.output_named(OsStr::new(name))?;
         let stripped = inside.with_extension("stripped");
         let root = Some(built.root.path().to_owned());
         let sandbox = Sandbox { root, ..Sandbox::default() }.with(built.tree.path(), &built.source);
