@@ -6,7 +6,7 @@ use super::running::{RunningTarget, SELECTING};
 use crate::output::{Failure, Output};
 use serde_json::json;
 use std::path::PathBuf;
-use stillpoint_patch_builder::{Diff, Parts, Shipped, ShippedAs};
+use stillpoint_patch_builder::{Diff, Error, Parts, Shipped, ShippedAs};
 
 /// Arguments of `stillpoint patch target`.
 #[derive(clap::Args)]
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     /// Fetch the binary of the archive instead of building one.
     #[arg(long, conflicts_with_all = ["shipped", "integration"])]
     prebuilt: bool,
-    /// Name of the program; without it, only the series is listed.
+    /// Name of the program, or the name by which programs load the library; without it, only the series is listed.
     #[arg(long, value_name = "NAME", requires = "output")]
     program: Option<String>,
     /// Directory for the program.
@@ -74,7 +74,11 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         Ok((source.name().to_owned(), source.version().to_owned(), series, program, packages))
     })
     .map_err(|error| {
-        let (hint, state) = (hint(&error, None), "no program was written");
+        let hint = match &error {
+            Error::Target(_) => Some("--program with a name of this list".to_owned()),
+            error => hint(error, None),
+        };
+        let state = "no program was written";
         let failure = if error.is_refusal() { Failure::refused(error) } else { Failure::failed(error, state) };
         Failure { hint, state: state.to_owned(), ..failure }
     })?;

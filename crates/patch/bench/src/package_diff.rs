@@ -6,10 +6,15 @@ use stillpoint_patch_builder::Diff;
 
 /// Returns true if a diff changes a file of C or C++.
 pub fn changes_code(text: &[u8]) -> bool {
-    const SUFFIXES: [&str; 12] = ["c", "cc", "cpp", "cxx", "h", "hh", "hpp", "hxx", "S", "y", "l", "inc"];
     let text = String::from_utf8_lossy(text);
-    let files = text.lines().filter_map(|line| line.strip_prefix("+++ ")).filter_map(|rest| rest.split('\t').next());
-    files.map(Path::new).any(|file| file.extension().is_some_and(|e| SUFFIXES.contains(&e.to_string_lossy().as_ref())))
+    let files = text.lines().filter_map(|line| line.strip_prefix("+++ "));
+    files.filter_map(|rest| rest.split('\t').next()).any(is_code)
+}
+
+/// Returns true if a file has the name of a source, header or grammar of C or C++.
+pub fn is_code(path: &str) -> bool {
+    const SUFFIXES: [&str; 12] = ["c", "cc", "cpp", "cxx", "h", "hh", "hpp", "hxx", "S", "y", "l", "inc"];
+    Path::new(path).extension().is_some_and(|suffix| SUFFIXES.contains(&suffix.to_string_lossy().as_ref()))
 }
 
 /// Writes the reverse of a diff into a directory.

@@ -10,6 +10,7 @@ use crate::package::BuiltPackage;
 use crate::recorder;
 use crate::regenerate::{Regenerated, RegeneratedSides, TargetLink};
 use crate::{Builder, Cache, Error, Verdict};
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -559,6 +560,19 @@ const VERSIONED: &str = "build:
 fn a_library_that_is_linked_again_is_no_change_of_the_link() {
     for package in Package::both("a_library_that_is_linked_again_is_no_change_of_the_link", VERSIONED) {
         assert_no_part(package.patch_regenerated("prog", &[OTHER_FIX]));
+    }
+}
+
+#[test]
+fn a_built_library_is_found_by_the_name_that_programs_load() {
+    for package in Package::both("a_built_library_is_found_by_the_name_that_programs_load", VERSIONED) {
+        let built = package.built("tree", "records").unwrap();
+        for name in ["libother.so.0.1", "libother.so.0"] {
+            let output = built.output_named(OsStr::new(name)).unwrap();
+            assert_eq!(output.file_name().unwrap(), "libother.so.0.1");
+        }
+        let other = built.output_named(OsStr::new("libother.so"));
+        assert!(matches!(&other, Err(Error::Target(why)) if why.contains("prog")), "{other:?}");
     }
 }
 

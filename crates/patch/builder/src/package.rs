@@ -205,6 +205,20 @@ impl BuiltPackage {
         Ok(found.into_iter().collect())
     }
 
+    /// Finds the output of a name: its file name, the name by which programs load it, or that of an installed copy.
+    pub(crate) fn output_named(&self, name: &OsStr) -> Result<PathBuf, Error> {
+        let mut outputs = self.outputs();
+        let is_file = |output: &PathBuf| output.file_name().is_some_and(|file| file == name);
+        let found = outputs.iter().position(is_file);
+        if let Some(index) = found.or_else(|| outputs.iter().position(|output| self.is_library(output, name))) {
+            return Ok(outputs.swap_remove(index));
+        }
+        self.installed_as(name)?.into_iter().next().ok_or_else(|| {
+            let names: Vec<_> = outputs.iter().filter_map(|output| output.file_name()?.to_str()).collect();
+            Error::Target(format!("the build made no {}; it made {}", name.display(), names.join(", ")))
+        })
+    }
+
     /// Returns true if the link of an output gives it this `DT_SONAME`.
     pub(crate) fn is_library(&self, output: &Path, name: &OsStr) -> bool {
         self.recording.links.get(output).and_then(|link| link.soname()).is_some_and(|soname| soname == name)
@@ -706,15 +720,7 @@ impl Builder<'_> {
     /// [`Error::Target`] if the build made no output of this name; otherwise `strip` fails, or a file cannot be
     /// written.
     pub fn strip(&self, built: &BuiltPackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
-        let outputs = built.outputs();
-        let is_named = |output: &&PathBuf| output.file_name().is_some_and(|file| file == name);
-        let is_library = |output: &&PathBuf| built.is_library(output, OsStr::new(name));
-        let named = outputs.iter().find(is_named).or_else(|| outputs.iter().find(is_library)).cloned();
-        let installed = || built.installed_as(OsStr::new(name)).map(|found| found.into_iter().next());
-        let Some(inside) = named.map_or_else(installed, |named| Ok(Some(named)))? else {
-            let names: Vec<_> = outputs.iter().filter_map(|output| output.file_name()?.to_str()).collect();
-            return Err(Error::Target(format!("the build made no {name:?}; it made {}", names.join(", "))));
-        };
+        let inside = built.output_named(OsStr::new(name))?;
         if built.is_deferred(&inside) {
             return Err(Error::Target(format!("{name:?} has no quiescence points: it is as shipped")));
         }

@@ -227,13 +227,9 @@ impl Builder<'_> {
         } else if *shipped == Shipped::Full && request.integrated.is_none() {
             find_in(&self.fetch_binaries(source)?, &requested)?
         } else {
-            let name = requested.file_name().unwrap_or_default();
-            let is_named = |output: &&PathBuf| output.file_name() == Some(name) || built.is_library(output, name);
-            let Some(output) = outputs.iter().find(is_named) else {
-                return Err(Error::Target(format!("the build made no {}", requested.display())));
-            };
-            let path = built.tree().join(output.strip_prefix(&built.source).unwrap_or(output));
-            Target { path, bytes: built.tree.read(output)? }
+            let output = built.output_named(requested.file_name().unwrap_or_default())?;
+            let path = built.tree().join(output.strip_prefix(&built.source).unwrap_or(&output));
+            Target { path, bytes: built.tree.read(&output)? }
         };
         let names: Vec<&Path> = [requested.as_path()].into_iter().chain(request.names.iter().map(Path::new)).collect();
         let output = self.output_of(&target, &names, built, source.tree())?;
@@ -461,8 +457,8 @@ fn only_program(built: &BuiltPackage, outputs: &[PathBuf], diffs: &[Diff]) -> Re
     names.dedup();
     match &names[..] {
         [one] => Ok(one.clone()),
-        [] => Err(Error::Target("no program of the package has all units that change; say which with --binary".into())),
-        _ => Err(Error::Target(format!("it could be {}; say which with --binary", names.join(", ")))),
+        [] => Err(Error::Target("no program of the package has all units that change; say which with --target".into())),
+        _ => Err(Error::Target(format!("it could be {}; say which with --target", names.join(", ")))),
     }
 }
 

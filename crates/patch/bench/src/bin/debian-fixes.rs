@@ -20,7 +20,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use stillpoint_patch_bench::package_diff::{changes_code, write_reversed};
+use stillpoint_patch_bench::package_diff::{changes_code, is_code, write_reversed};
 use stillpoint_patch_builder::{
     Builder, Built, Cache, DebianRequest, Diff, Error, Parts, Refusal, Shipped, ShippedAs, SourcePackage, Statement,
     Verdict,
@@ -47,7 +47,7 @@ enum Outcome {
     SameCode,
     /// Provably no part of the programs.
     NoPart,
-    /// The reverse cannot be made: later diffs of the series change the same lines.
+    /// The reverse cannot be made: later diffs of the series change the same lines. Forward: the diff needs one that was refused.
     NotReversible { reason: String },
 }
 
@@ -149,13 +149,16 @@ struct Older<'a> {
     /// Directory and beginning of the name of patches that were built.
     patches: PathBuf,
     without: RefCell<BTreeSet<String>>,
+    /// Diffs that apply only on top of one that was refused.
+    dependent: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Older<'a> {
     fn new(source: &'a SourcePackage, state: &Path) -> Self {
         let without = source.series.diffs.iter().filter(|diff| !diff.cves.is_empty()).map(|diff| diff.name.clone());
         let name = format!("{}_{}", source.name(), source.version().replace([':', '/'], "%"));
-        Older { source, patches: state.join(name), without: RefCell::new(without.collect()) }
+        let dependent = RefCell::default();
+        Older { source, patches: state.join(name), without: RefCell::new(without.collect()), dependent }
     }
 
     fn patch_file(&self, diff: &str) -> PathBuf {
@@ -179,12 +182,13 @@ impl<'a> Older<'a> {
 
     fn request(&self, index: usize, program: &str, rows: &[Row]) -> DebianRequest {
         let diffs = &self.source.series.diffs;
-        let without = self.without.borrow();
-        let is_refused = |diff: &Diff| {
+        let (without, dependent) = (self.without.borrow(), self.dependent.borrow());
+        let is_out = |diff: &Diff| {
             let is_it = |row: &&Row| row.forward && row.diff == diff.name;
-            rows.iter().find(is_it).is_some_and(|row| matches!(row.outcome, Outcome::Refused { .. }))
+            let is_refused = |row: &Row| matches!(row.outcome, Outcome::Refused { .. } | Outcome::NotReversible { .. });
+            dependent.contains(&diff.name) || rows.iter().find(is_it).is_some_and(is_refused)
         };
-        let earlier = diffs[..index].iter().filter(|diff| without.contains(&diff.name) && !is_refused(diff));
+        let earlier = diffs[..index].iter().filter(|diff| without.contains(&diff.name) && !is_out(diff));
         DebianRequest {
             package: self.source.name().to_owned(),
             version: Some(self.source.version().to_owned()),
@@ -212,7 +216,11 @@ impl<'a> Older<'a> {
         let mut result = builder.build_debian(&request, &statement);
         for _ in 0..PROPOSALS_MAX {
             if let Some(diff) = result.as_ref().err().and_then(not_applied) {
-                if !self.without.borrow_mut().insert(diff) {
+                if diff == request.quilt[0] {
+                    let reason = result.err().map(|error| first(&error)).unwrap_or_default();
+                    return Ok((Outcome::NotReversible { reason }, None));
+                }
+                if !self.without.borrow_mut().insert(diff.clone()) && !self.dependent.borrow_mut().insert(diff) {
                     break;
                 }
                 request = self.request(index, program, rows);
@@ -285,7 +293,11 @@ fn reverse(builder: &Builder, source: &SourcePackage, index: usize, programs: &[
             if result.as_ref().is_err_and(|error| follow(&mut statement, error)) && statement.write_data {
                 result = builder.build_debian(request, &statement);
             }
-            outcome(&result, program, &statement)
+            match result {
+                // an earlier diff of the series compiles only with this one
+                Err(error @ Error::Compile { side: "after", .. }) => Outcome::NotReversible { reason: first(&error) },
+                result => outcome(&result, program, &statement),
+            }
         };
         let found = build(&request);
         let needs_later = match &found {
@@ -312,6 +324,7 @@ fn best(programs: &[&str], mut build: impl FnMut(&str) -> Result<Outcome, String
     let mut best: Option<Outcome> = None;
     for program in programs {
         let found = build(program)?;
+        eprintln!("{program}: {found:?}");
         best = Some(best.map_or(found.clone(), |best| best.min(found)));
         if matches!(best, Some(Outcome::Built { .. } | Outcome::NotReversible { .. })) {
             break;
@@ -320,8 +333,12 @@ fn best(programs: &[&str], mut build: impl FnMut(&str) -> Result<Outcome, String
     best.ok_or_else(|| "the list names no program".to_owned())
 }
 
+/// Returns the beginning of an error, in one line.
+fn first(error: &Error) -> String {
+    error.to_string().lines().map(str::trim).collect::<Vec<_>>().join(" ").chars().take(400).collect()
+}
+
 fn outcome(result: &Result<Built, Error>, program: &str, statement: &Statement) -> Outcome {
-    let first = |text: String| text.lines().map(str::trim).collect::<Vec<_>>().join(" ").chars().take(400).collect();
     match result {
         Ok(built) => match &built.patch {
             Some(patch) => Outcome::Built {
@@ -330,11 +347,14 @@ fn outcome(result: &Result<Built, Error>, program: &str, statement: &Statement) 
                 shadow_members: statement.shadow_members.members.len(),
                 write_data: !patch.data.is_empty(),
             },
-            None if built.report.files.iter().any(|file| file.verdict == Verdict::NoDifference) => Outcome::SameCode,
+            // tests and documents are also compared, by what the rules make of them
+            None if built.report.files.iter().any(|f| f.verdict == Verdict::NoDifference && is_code(&f.path)) => {
+                Outcome::SameCode
+            }
             None => Outcome::NoPart,
         },
         Err(error) => {
-            let reason = first(error.to_string());
+            let reason = first(error);
             let code = match error {
                 Error::ShadowMembers(_) => "shadow-member",
                 Error::Refused(refusals) => &refusals.first().map_or_else(String::new, |refusal| refusal.code()),
