@@ -138,7 +138,12 @@ impl Package {
 
     /// Builds a patch from changes of several files.
     fn patch_of(&self, program: &str, changes: &[Change]) -> Result<Built, Error> {
-        self.patch_with(program, changes, None)
+        self.patch_with(program, &[], changes, None)
+    }
+
+    /// Builds a patch on top of another change.
+    fn patch_above(&self, program: &str, base: Change, change: Change) -> Result<Built, Error> {
+        self.patch_with(program, &[base], &[change], None)
     }
 
     /// Builds a patch after the rules ran with the changes.
@@ -166,7 +171,8 @@ impl Package {
         let link = TargetLink::of(&after, Ok(&inside));
         let after = Regenerated { tree: after.tree, commands, link };
         let shipped_link = TargetLink::of(&self.built("tree", "records")?, Ok(&inside));
-        let built = self.patch_with(program, changes, Some(&RegeneratedSides { before: None, after, shipped_link }));
+        let built =
+            self.patch_with(program, &[], changes, Some(&RegeneratedSides { before: None, after, shipped_link }));
         made.iter().for_each(|(_, aside)| fs::remove_dir_all(aside).unwrap());
         built
     }
@@ -187,6 +193,7 @@ impl Package {
     fn patch_with(
         &self,
         program: &str,
+        base: &[Change],
         changes: &[Change],
         regenerated: Option<&RegeneratedSides>,
     ) -> Result<Built, Error> {
@@ -207,7 +214,7 @@ impl Package {
         project.root = None;
         let job = Job {
             project,
-            base: Vec::new(),
+            base: base.iter().map(|change| self.diff(*change)).collect(),
             diffs: changes.iter().map(|change| self.diff(*change)).collect(),
             is_part: false,
             target,
@@ -322,6 +329,25 @@ fn members_of_archives_count_where_the_link_took_them() {
         assert_patches(package.patch("other", OTHER_FIX), &["spare"]);
         assert_no_part(package.patch("other", FIX));
         assert_no_part(package.patch("other", ("src/main.c", "argc > LIMIT", "argc > 7")));
+    }
+}
+
+/// Builds two programs that share nothing.
+const APART: &str = "build:
+    for unit in main clamp other other_main; do gcc -O2 -c -o $$unit.o src/$$unit.c || exit; done
+    $(LINK) -o prog main.o clamp.o
+    $(LINK) -o other other_main.o other.o";
+
+#[test]
+fn a_base_that_is_no_part_of_the_target_need_not_be_active() {
+    for package in Package::both("a_base_that_is_no_part_of_the_target_need_not_be_active", APART) {
+        let based_on = |base| {
+            let patch = package.patch_above("prog", base, FIX).unwrap().patch.unwrap();
+            patch.based_on.into_iter().map(|diff| diff.name).collect::<Vec<_>>()
+        };
+        assert_eq!(based_on(OTHER_FIX), [""; 0]);
+        assert_eq!(based_on(HEADER_FIX), ["fix.patch"]);
+        assert_eq!(based_on(("src/main.c", "argc > LIMIT", "argc > 7")), ["fix.patch"]);
     }
 }
 

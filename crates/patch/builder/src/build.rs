@@ -10,7 +10,7 @@ use crate::includes::Includes;
 use crate::preprocess::Text;
 use crate::regenerate::{Regenerated, RegeneratedSides};
 use crate::shadow_members::{Proposal, Rewriter, ShadowMembers};
-use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_unit};
+use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_source, is_unit};
 use crate::verdict::{Bounded, ChangedFile, Verdict};
 use crate::{Builder, Error, lto};
 use std::collections::{BTreeMap, BTreeSet};
@@ -215,12 +215,12 @@ impl Builder<'_> {
 
     fn build_code(&self, mut job: Job) -> Result<Built, Error> {
         job.report.diffs = job.diffs.iter().map(|d| d.name.clone()).collect();
-        job.report.based_on = job.base.iter().map(|d| d.name.clone()).collect();
         job.report.target = job.target.path.clone();
         job.report.units = job.project.commands.len();
         let compiler = Compiler::new(&job.project, &self.cache, job.statement.shadow_variables)?;
         let inputs = self.recorded_inputs(&compiler);
         let sides = self.sides(&job, &inputs)?;
+        job.report.based_on = self.needed(&job, &compiler, &sides, &inputs)?;
         let path = &job.target.path;
         let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let target = TargetElf::parse(&job.target.bytes, &file_name).map_err(|r| Error::Refused(vec![r]))?;
@@ -350,6 +350,29 @@ impl Builder<'_> {
         compiler.project.commands.iter().map(|(_, command)| compiler.shipped_files(command)).collect()
     }
 
+    /// Returns the names of those base diffs that may be a part of the target: others need not be active.
+    fn needed(
+        &self,
+        job: &Job,
+        compiler: &Compiler,
+        sides: &Sides,
+        inputs: &[Option<BTreeSet<String>>],
+    ) -> Result<Vec<String>, Error> {
+        let mut needed = Vec::new();
+        for diff in &job.base {
+            let files: BTreeSet<String> = crate::diff::split(&diff.text).into_iter().map(|file| file.path).collect();
+            // the build may have made other files of these
+            let is_sure = files.iter().all(|file| is_source(file) && !sides.derived.contains_key(file));
+            let copies = sides.names.iter().filter(|(_, of)| files.contains(*of)).map(|(name, _)| name.clone());
+            let names: BTreeSet<String> = files.iter().cloned().chain(copies).collect();
+            let is_known = is_sure && !files.is_empty() && job.project.account.is_complete();
+            if !is_known || may_read(compiler, &names, inputs)?.contains(&true) {
+                needed.push(diff.name.clone());
+            }
+        }
+        Ok(needed)
+    }
+
     fn sides(&self, job: &Job, inputs: &[Option<BTreeSet<String>>]) -> Result<Sides, Error> {
         self.progress("applying the diffs");
         let read: BTreeSet<&str> = inputs.iter().flatten().flatten().map(String::as_str).collect();
@@ -401,25 +424,10 @@ impl Builder<'_> {
         let aliases = sides.names.iter().filter(|(_, file)| touched.contains(*file)).map(|(name, _)| name.clone());
         let aliases: Vec<String> = aliases.collect();
         touched.extend(aliases);
-        let name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
-        let names: BTreeSet<String> = touched.iter().map(|f| name(f)).collect();
-        let looks = |files: &Option<BTreeSet<String>>| {
-            files.as_ref().is_none_or(|files| files.iter().any(|f| names.contains(&name(f))))
-        };
-        let readers = compiler.project.includes.as_ref().map(|includes| includes.readers(&touched));
-        let shipped = compiler.project.open(&compiler.project.shipped)?;
-        let could = |command: Command| {
-            // a unit may be a link to another file; one that is not there any more could read any
-            let real = shipped.real(&command.0).map(|path| path.to_string_lossy().into_owned());
-            let names = [Some(command.0.clone()), real.ok()];
-            readers.as_ref().is_none_or(|readers| {
-                !shipped.has(&command.0)
-                    || names.iter().flatten().any(|unit| Includes::reads(readers, unit, &command.1))
-            })
-        };
-        let commands = compiler.project.commands.iter().zip(inputs);
+        let may_read = may_read(compiler, &touched, inputs)?;
+        let commands = compiler.project.commands.iter().zip(may_read);
         let is_other = |command: Command| regenerated.is_some_and(|sides| sides.after.other_command(command).is_some());
-        let wanted = commands.filter(|(command, files)| looks(files) && could(command) || is_other(command));
+        let wanted = commands.filter(|(command, may_read)| *may_read || is_other(command));
         let candidates: Vec<Command<'p>> = wanted.map(|(command, _)| command).collect();
         report.preprocessed = candidates.len();
         self.progress(&format!("preprocessing {} of {} units", candidates.len(), report.units));
@@ -768,6 +776,32 @@ fn reproduces_target(compiler: &Compiler, target: &TargetElf) -> Result<bool, Er
     Ok(false)
 }
 
+/// Tells of each unit whether it may read one of the files, or find it in place of one that it reads; `inputs` are the files that each
+/// read in the recorded build.
+fn may_read(
+    compiler: &Compiler,
+    files: &BTreeSet<String>,
+    inputs: &[Option<BTreeSet<String>>],
+) -> Result<Vec<bool>, Error> {
+    let name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
+    let names: BTreeSet<String> = files.iter().map(|f| name(f)).collect();
+    let looks = |files: &Option<BTreeSet<String>>| {
+        files.as_ref().is_none_or(|files| files.iter().any(|f| names.contains(&name(f))))
+    };
+    let readers = compiler.project.includes.as_ref().map(|includes| includes.readers(files));
+    let shipped = compiler.project.open(&compiler.project.shipped)?;
+    let could = |command: Command| {
+        // a unit may be a link to another file; one that is not there any more could read any
+        let real = shipped.real(&command.0).map(|path| path.to_string_lossy().into_owned());
+        let names = [Some(command.0.clone()), real.ok()];
+        readers.as_ref().is_none_or(|readers| {
+            !shipped.has(&command.0) || names.iter().flatten().any(|unit| Includes::reads(readers, unit, &command.1))
+        })
+    };
+    let commands = compiler.project.commands.iter().zip(inputs);
+    Ok(commands.map(|(command, files)| looks(files) && could(command)).collect())
+}
+
 /// Returns units of which a part is not in the target. That is allowed: linkers drop unused functions.
 fn uncertainties(patch: &Patch) -> Vec<String> {
     let partly = patch.source.units.iter().filter(|u| u.functions_placed < u.functions_total);
@@ -864,7 +898,7 @@ fn options(job: &Job, compiler: String, imports: Option<BTreeMap<String, Option<
         in_place: statement.in_place,
         write_data: statement.write_data,
         hooks: statement.shadow_members.hooks(&statement.hooks, &statement.earlier),
-        based_on: job.base.iter().map(Diff::fact).collect(),
+        based_on: job.base.iter().filter(|diff| job.report.based_on.contains(&diff.name)).map(Diff::fact).collect(),
         known: statement.earlier.iter().flat_map(exports).map(str::to_owned).collect(),
         imports,
         source: Source { package, version, diffs, units: Vec::new() },

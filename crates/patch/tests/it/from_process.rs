@@ -12,7 +12,7 @@ const PROGRAM: &str = "\
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-struct state { int calls; };
+struct state { long calls; };
 static struct state *state;
 __attribute__((noipa)) int count(void) { return ++state->calls; }
 __attribute__((noipa)) int answer(void) { return 1; }
@@ -54,8 +54,8 @@ Description: counts from another member (CVE-2026-22222)
 --- a/main.c
 +++ b/main.c
 @@ -4 +4 @@
--struct state { int calls; };
-+struct state { long begin; int calls; };
+-struct state { long calls; };
++struct state { long begin; long calls; };
 ";
 const SIZE: &str = "\
 Description: a smaller number (CVE-2026-33333)
