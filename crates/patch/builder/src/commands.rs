@@ -275,6 +275,8 @@ pub(crate) struct Recording {
     pub(crate) link_calls: BTreeMap<PathBuf, LinkCall>,
     /// Libraries that were linked at once, as the rules load them.
     pub(crate) loaded: Vec<PathBuf>,
+    /// Sources that the build made and whose compilation was put off, with the record that has a copy of each.
+    pub(crate) kept: Vec<(PathBuf, PathBuf)>,
 }
 
 /// One call of a compiler's driver that linked.
@@ -338,6 +340,8 @@ impl Recording {
                     if command.dependency_files.is_empty() {
                         command.dependency_files.push(directory.join(&entry.name).with_extension("d"));
                     }
+                    let copy = entry.name.with_extension("source");
+                    recording.kept.extend(records.has(&copy).then(|| (command.file.clone(), copy)));
                     let is_deferred = records.has(entry.name.with_extension("deferred"));
                     deferred.extend(is_deferred.then_some((recording.commands.len(), record)));
                     recording.commands.push(command);

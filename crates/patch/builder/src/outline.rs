@@ -24,7 +24,7 @@ use stillpoint_host::untrusted::Tree;
 const WHY_NOT: &str = "why-not";
 
 /// Version of the steps by which rules are followed; increase it with every change of these.
-const OUTLINE_VERSION: &[u8] = b"3";
+const OUTLINE_VERSION: &[u8] = b"4";
 
 /// Limit of runs of a package's rules with compilations put off; each finds libraries that the one before could not load.
 const ATTEMPTS_MAX: usize = 4;
@@ -46,6 +46,17 @@ pub(crate) fn loaded_images<'a>(output: &str, images: impl Iterator<Item = &'a P
         tree.read_existing(path).ok().flatten().is_some_and(|bytes| !recorder::records_of(&bytes).is_empty())
     };
     images.filter(|path| is_named(path) && is_placeholder(path)).map(Path::to_owned).collect()
+}
+
+/// Puts sources back that the rules made and removed: their compilation was put off, and is still to be done.
+fn restore_removed(tree: &Tree, build_path: &Path, records: &Path) -> Result<(), Error> {
+    let copies = Tree::open(records)?;
+    for (file, copy) in Recording::read(records)?.kept {
+        if file.starts_with(build_path) && !tree.has(&file) {
+            tree.write(&file, &copies.read(&copy)?)?;
+        }
+    }
+    Ok(())
 }
 
 impl Builder<'_> {
@@ -111,7 +122,11 @@ impl Builder<'_> {
                 let rules = Rules { deferring: true, loaded: &loaded, integration };
                 let ran = self.run_to_links(&root, &build_path, into, &rules);
                 let error = match ran.and_then(|()| self.make_edited(source, &root, &build_path, into, &rules)) {
-                    Ok(()) => return Includes::of_tree(&Tree::open(&tree)?)?.write(&own),
+                    Ok(()) => {
+                        let tree = Tree::open(&tree)?.known_as(&build_path);
+                        restore_removed(&tree, &build_path, &into.join("records"))?;
+                        return Includes::of_tree(&tree)?.write(&own);
+                    }
                     Err(error @ Error::Command { .. }) => error.to_string(),
                     Err(other) => return Err(other),
                 };
