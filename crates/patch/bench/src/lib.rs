@@ -6,6 +6,7 @@
 
 pub mod build_report;
 pub mod consumption;
+pub mod latencies;
 pub mod machine;
 pub mod operation;
 pub mod package_diff;

@@ -5,6 +5,13 @@ use stillpoint_events::{EventKind, patch};
 use stillpoint_measure::clock::now_ns;
 use stillpoint_patch_tests::cli::{Run, Stillpoint, UnreadRun};
 
+/// Modes of quiescence of a comparison; all but the first need quiescence points.
+pub const MODES: [&str; 3] = ["probe", "local", "global"];
+/// Mode in which nothing happens.
+pub const ALONE: &str = "none";
+/// The other way to install new code: an orderly end, and a new start on the same data and port.
+pub const RESTART: &str = "restart";
+
 /// One thread, stopped once.
 #[derive(Debug, Clone)]
 pub struct Stop {

@@ -175,6 +175,7 @@ impl Builder<'_> {
         let argv: Vec<OsString> = std::iter::once(reader).chain(edited.into_iter().map(PathBuf::into)).collect();
         run(&mut sandbox.command(build_path, &argv, &env), "making results with quiescence points").map(drop)
     }
+
     /// Puts the archive's libraries in place of those that links of the package put off, except for `edited` ones.
     /// Without packages of the archive, these are made as well.
     fn use_shipped_libraries(

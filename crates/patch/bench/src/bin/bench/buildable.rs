@@ -1,9 +1,9 @@
 //! Number of a package's own fixes that become live patches, and that a serving process accepts, in each mode.
 
-use crate::modes::MODES;
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::ops::Deref;
+use stillpoint_patch_bench::operation::MODES;
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::{NOTHING_CHANGES, Series};

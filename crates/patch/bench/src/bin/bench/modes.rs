@@ -4,18 +4,13 @@ use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
-use stillpoint_patch_bench::operation::{Operation, Spread, Why};
+use stillpoint_patch_bench::operation::{MODES, Operation, RESTART, Spread, Why};
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::series::Series;
 use stillpoint_patch_tests::server::{Memcached, Redis, Restart};
 use stillpoint_testing::figure::{Axis, Curve, Figure};
-
-/// Modes of the comparison.
-pub(crate) const MODES: [&str; 3] = ["probe", "local", "global"];
-/// The other way to install new code: an orderly end, and a new start on the same data and port.
-pub(crate) const RESTART: &str = "restart";
 
 /// One patch, applied to a process in one mode.
 pub(crate) struct AppliedPatch {

@@ -1,6 +1,5 @@
 //! Cost of quiescence points, libstillpoint and applied patches for a server: memory and throughput.
 
-use crate::modes::MODES;
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -11,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use stillpoint_patch_bench::consumption::{cpu_us, memory};
-use stillpoint_patch_bench::operation::{Operation, Spread};
+use stillpoint_patch_bench::operation::{MODES, Operation, Spread};
 use stillpoint_patch_tests::load::{Clients, Load};
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::patch_calls;

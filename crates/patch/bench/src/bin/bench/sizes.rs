@@ -1,13 +1,12 @@
 //! Cost of new code by the size of a redis: patching in each mode, a restart, and `fork()`, which represents the second
 //! address space of the papers' method.
 
-use crate::modes::{MODES, RESTART};
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_patch_bench::operation::{Operation, Spread};
+use stillpoint_patch_bench::operation::{MODES, Operation, RESTART, Spread};
 use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
 use stillpoint_patch_tests::packages::Binary;
 use stillpoint_patch_tests::patch_calls;

@@ -1,23 +1,19 @@
 //! Latencies of clients in each mode while a server is patched repeatedly, compared with the same server without
 //! patching.
 
-use crate::modes::{MODES, RESTART};
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
-use stillpoint_measure::summary::Distribution;
-use stillpoint_patch_bench::operation::{Operation, Spread};
+use stillpoint_patch_bench::latencies::{Histogram, drawn, within};
+use stillpoint_patch_bench::operation::{ALONE, MODES, Operation, RESTART, Spread};
 use stillpoint_patch_tests::load::{Clients, Load, LoadResult};
 use stillpoint_patch_tests::patch_calls;
 use stillpoint_patch_tests::server::Restart;
-use stillpoint_testing::figure::{Axis, Curve, Figure};
 
 /// Time between two operations.
 const OPERATION_INTERVAL: Duration = Duration::from_millis(250);
-/// Factor between the upper ends of the histogram's classes.
-const CLASS_FACTOR: f64 = 1.3;
 
 /// A server under test: its process and port, its restart, a patch for it, and the load of its clients.
 pub(crate) struct Server<'a> {
@@ -42,8 +38,7 @@ struct ModeLatencies {
     p995_us: f64,
     max_us: f64,
     blackout_us: f64,
-    /// Upper end of each class of latencies, in microseconds, and the number of its requests.
-    histogram: Vec<(f64, u64)>,
+    histogram: Histogram,
 }
 
 /// Measures latencies of each server, without patching and in each mode, for `seconds` each.
@@ -65,7 +60,7 @@ pub(crate) fn tail_latency(servers: &mut [Server], seconds: u64) -> Section {
     let mut all = Vec::new();
     for server in servers {
         let seen = watch(server, seconds);
-        section.figures.push((server.name, figure(&seen)));
+        section.figures.push((server.name, drawn(seen.iter().map(|seen| (seen.mode, &seen.histogram)))));
         all.extend(seen);
     }
     for seen in &all {
@@ -96,10 +91,10 @@ fn watch(server: &mut Server, seconds: u64) -> Vec<ModeLatencies> {
     // The first seconds of a load include connecting and filling caches.
     std::thread::sleep(Duration::from_secs(2));
     let mut windows = Vec::new();
-    for mode in ["none"].into_iter().chain(MODES).chain([RESTART]) {
+    for mode in [ALONE].into_iter().chain(MODES).chain([RESTART]) {
         let from = now_ns();
         let over_ms = match mode {
-            "none" => rest(seconds as f64),
+            ALONE => rest(seconds as f64),
             RESTART => once(server, seconds),
             mode => again_and_again(server, mode, seconds),
         };
@@ -145,13 +140,7 @@ fn seen(
     over_ms: Vec<f64>,
 ) -> ModeLatencies {
     let summary = observed.windows(&[span]);
-    let mut latencies = Distribution::default();
-    let mut classes = std::collections::BTreeMap::<i32, u64>::new();
-    for sample in observed.record.samples.iter().filter(|s| s.scheduled_ns <= span.1 && s.ended_ns() >= span.0) {
-        let ns = sample.ended_ns() - sample.scheduled_ns;
-        latencies.add(ns);
-        *classes.entry((ns.max(1) as f64 / 1e3).log(CLASS_FACTOR).ceil() as i32).or_default() += 1;
-    }
+    let (latencies, histogram) = within(observed, span);
     let us = |ns: u64| ns as f64 / 1e3;
     ModeLatencies {
         server,
@@ -164,23 +153,6 @@ fn seen(
         p995_us: us(latencies.quantile(0.995)),
         max_us: us(summary.latency.max_ns),
         blackout_us: us(summary.blackout.duration_ns),
-        histogram: classes.into_iter().map(|(class, count)| (CLASS_FACTOR.powi(class), count)).collect(),
-    }
-}
-
-fn figure(seen: &[ModeLatencies]) -> Figure {
-    let curve = |seen: &ModeLatencies| Curve {
-        name: match seen.mode {
-            "none" => "left alone".to_owned(),
-            RESTART => "one restart".to_owned(),
-            mode => format!("--quiescence {mode}"),
-        },
-        points: seen.histogram.iter().map(|&(us, count)| (us, count as f64)).collect(),
-        joined: true,
-    };
-    Figure {
-        x: Axis { label: "latency, us", logarithmic: true },
-        y: Axis { label: "requests", logarithmic: true },
-        curves: seen.iter().map(curve).collect(),
+        histogram,
     }
 }

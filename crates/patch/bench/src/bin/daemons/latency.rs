@@ -11,21 +11,17 @@ use std::path::Path;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::Record;
-use stillpoint_measure::summary::Distribution;
-use stillpoint_patch_bench::operation::Spread;
+use stillpoint_patch_bench::latencies::{drawn, label, within};
+use stillpoint_patch_bench::operation::{ALONE, MODES, RESTART, Spread};
 use stillpoint_patch_tests::daemons::Daemon;
 use stillpoint_patch_tests::load::LoadResult;
 use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 use stillpoint_testing::figure::{Axis, Curve, Figure};
 
-/// Modes of quiescence that a program with points has.
-pub(crate) const MODES: [&str; 3] = ["probe", "local", "global"];
 /// Time between two operations.
 const INTERVAL: Duration = Duration::from_millis(250);
 /// Time for connecting and filling caches.
 const BEFORE: Duration = Duration::from_secs(3);
-/// Factor between the upper ends of the classes of latencies.
-const CLASS_FACTOR: f64 = 1.3;
 /// Time around the start of an operation that the second figure shows, before and after, and the width of its classes.
 const AROUND_NS: (u64, u64) = (50_000_000, 300_000_000);
 const BIN_NS: u64 = 2_000_000;
@@ -83,12 +79,12 @@ fn watch(subject: &Subject, state: &Path, seconds: u32) -> Result<(Vec<Window>, 
     std::thread::sleep(BEFORE);
     let modes = if subject.has_points() { &MODES[..] } else { &MODES[..1] };
     let mut windows = Vec::new();
-    for mode in ["none"].into_iter().chain(modes.iter().copied()).chain(["restart"]) {
+    for mode in [ALONE].into_iter().chain(modes.iter().copied()).chain([RESTART]) {
         let from = now_ns();
         let end = from + u64::from(seconds) * 1_000_000_000;
         let operations = match mode {
-            "none" => Vec::new(),
-            "restart" => {
+            ALONE => Vec::new(),
+            RESTART => {
                 sleep_until(end - u64::from(seconds) * 500_000_000);
                 vec![restart(daemon.as_mut())]
             }
@@ -131,11 +127,7 @@ fn restart(daemon: &mut dyn Daemon) -> (u64, u64) {
 
 fn row(name: &str, window: &Window, seen: &LoadResult) -> String {
     let summary = seen.windows(&[window.span]);
-    let mut latencies = Distribution::default();
-    let (from, to) = window.span;
-    for sample in seen.record.samples.iter().filter(|s| s.scheduled_ns <= to && s.ended_ns() >= from) {
-        latencies.add(sample.ended_ns() - sample.scheduled_ns);
-    }
+    let (latencies, _) = within(seen, window.span);
     let us = |ns: u64| (ns as f64 / 1e3).round();
     let took = Spread::of(window.operations.iter().map(|(from, to)| (to - from) as f64 / 1e6).collect());
     format!(
@@ -153,31 +145,10 @@ fn row(name: &str, window: &Window, seen: &LoadResult) -> String {
     )
 }
 
-fn label(mode: &str) -> String {
-    match mode {
-        "none" => "left alone".to_owned(),
-        "restart" => "one restart".to_owned(),
-        mode => format!("--quiescence {mode}"),
-    }
-}
-
 /// Numbers of requests by latency.
 fn latencies(windows: &[Window], seen: &LoadResult) -> Figure {
-    let curve = |window: &Window| {
-        let mut classes = std::collections::BTreeMap::<i32, u64>::new();
-        let (from, to) = window.span;
-        for sample in seen.record.samples.iter().filter(|s| s.scheduled_ns <= to && s.ended_ns() >= from) {
-            let us = (sample.ended_ns() - sample.scheduled_ns).max(1) as f64 / 1e3;
-            *classes.entry(us.log(CLASS_FACTOR).ceil() as i32).or_default() += 1;
-        }
-        let point = |(class, count)| (CLASS_FACTOR.powi(class), count as f64);
-        Curve { name: label(window.mode), points: classes.into_iter().map(point).collect(), joined: true }
-    };
-    Figure {
-        x: Axis { label: "latency, us", logarithmic: true },
-        y: Axis { label: "requests", logarithmic: true },
-        curves: windows.iter().map(curve).collect(),
-    }
+    let all: Vec<_> = windows.iter().map(|window| (window.mode, within(seen, window.span).1)).collect();
+    drawn(all.iter().map(|(mode, histogram)| (*mode, histogram)))
 }
 
 /// Answers a second by the time since the start of an operation, over all operations of a mode.
@@ -202,6 +173,6 @@ fn answers(windows: &[Window], seen: &LoadResult) -> Figure {
     Figure {
         x: Axis { label: "time since the call of the tool, ms", logarithmic: false },
         y: Axis { label: "answers a second", logarithmic: false },
-        curves: windows.iter().filter(|w| !w.operations.is_empty() && w.mode != "restart").map(curve).collect(),
+        curves: windows.iter().filter(|w| !w.operations.is_empty() && w.mode != RESTART).map(curve).collect(),
     }
 }

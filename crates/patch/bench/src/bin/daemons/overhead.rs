@@ -1,7 +1,6 @@
 //! Memory, processor time and latency of servers with quiescence points, libstillpoint and patches, beside Debian's own
 //! program (OSDI 2020, tables 2 and 3): each variant under the same load by schedule, in turns.
 
-use crate::latency::MODES;
 use crate::{Subject, USAGE};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use stillpoint_measure::record::Record;
 use stillpoint_measure::summary::Distribution;
 use stillpoint_patch_bench::consumption::{cpu_us, memory};
-use stillpoint_patch_bench::operation::Spread;
+use stillpoint_patch_bench::operation::{MODES, Spread};
 use stillpoint_patch_tests::shipped_program::MonitoredLoad;
 
 /// Runs of each variant.

@@ -3,13 +3,12 @@
 use super::{
     ALL, Amount, MODES, WITHOUT, WORKS, apply, lost, ms, quantile, rest, revert, shown, start, traffic, until,
 };
-use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::Sample;
-use stillpoint_patch_bench::operation::Spread;
+use stillpoint_patch_bench::operation::{RESTART, Spread};
 use stillpoint_patch_tests::mariadb::Policy;
 use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::{half, nothing, of_change};

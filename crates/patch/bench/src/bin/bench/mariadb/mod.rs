@@ -10,13 +10,12 @@ mod throughput;
 mod traces;
 mod versions;
 
-use crate::modes::RESTART;
 use crate::results::Section;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
-use stillpoint_patch_bench::operation::Operation;
+use stillpoint_patch_bench::operation::{Operation, RESTART};
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::mariadb::annotation::{Annotated, annotated};
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};

@@ -1,11 +1,11 @@
 //! Time until all threads have migrated, by the number of the pool's groups (VLDB'25, figure 7).
 
 use super::{Amount, MODES, WAYS, WORKS, apply, ms, quantile, rest, revert, shown, start, until};
-use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
+use stillpoint_patch_bench::operation::RESTART;
 use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};

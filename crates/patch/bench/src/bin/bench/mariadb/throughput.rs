@@ -1,12 +1,11 @@
 //! Statements answered around a patching (VLDB'25, figure 5), compared with the same load without patching.
 
 use super::{ALL, Amount, WITHOUT, WORKS, apply, lost, part, rest, revert, shown, start, traffic, until};
-use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
-use stillpoint_patch_bench::operation::Spread;
+use stillpoint_patch_bench::operation::{RESTART, Spread};
 use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Work};

@@ -1,13 +1,12 @@
 //! Ten workers with analytical queries (VLDB'25, figure 6): start and end of each query, and the delay of a patch.
 
 use super::{ALL, Amount, WITHOUT, in_mode, ms, part, shown, start, traffic, until};
-use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
-use stillpoint_patch_bench::operation::Spread;
+use stillpoint_patch_bench::operation::{RESTART, Spread};
 use stillpoint_patch_tests::mariadb::Policy;
 use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::half;

@@ -2,14 +2,13 @@
 //! statement.
 
 use super::{Amount, WAYS, apply, lost, ms, part, start, traffic, until};
-use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
-use stillpoint_patch_bench::operation::Spread;
+use stillpoint_patch_bench::operation::{RESTART, Spread};
 use stillpoint_patch_tests::mariadb::Policy;
 use stillpoint_patch_tests::mariadb::annotation::Annotated;
 use stillpoint_patch_tests::mariadb::effect::{edits_of_half_and, half, of_change};
