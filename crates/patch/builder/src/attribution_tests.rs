@@ -1,7 +1,7 @@
 //! Small packages whose rules hide which command made which file. Each change ends with the right patch or with a
 //! refusal; "nothing to patch" is reported only for files that are provably no part of the target.
 
-use crate::build::{Built, Job, Report, Statement, Target};
+use crate::build::{Built, Job, Report, Target};
 use crate::commands::Recording;
 use crate::debian::Diff;
 use crate::includes::Includes;
@@ -9,6 +9,7 @@ use crate::outline::loaded_images;
 use crate::package::BuiltPackage;
 use crate::recorder;
 use crate::regenerate::{Regenerated, RegeneratedSides, TargetLink};
+use crate::statement::Statement;
 use crate::{Builder, Cache, Error, Verdict};
 use std::ffi::OsStr;
 use std::fs;

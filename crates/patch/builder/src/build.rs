@@ -9,7 +9,8 @@ use crate::evidence::{Evidence, Readers};
 use crate::includes::Includes;
 use crate::preprocess::Text;
 use crate::regenerate::{Regenerated, RegeneratedSides};
-use crate::shadow_members::{Proposal, Rewriter, ShadowMembers};
+use crate::shadow_members::{Proposal, Rewriter};
+use crate::statement::{Statement, check_earlier, exports, options};
 use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_source, is_unit};
 use crate::verdict::{Bounded, ChangedFile, Verdict};
 use crate::{Builder, Error, lto};
@@ -18,44 +19,8 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::At;
 use stillpoint_host::file::read_regular;
 use stillpoint_host::untrusted::{FILE_MAX, Tree as Files};
-use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, SourceObjects, TargetElf, UnitInput, diff, place};
-use stillpoint_patch_format::{Patch, Scope, Source, SymbolValue, Toolchain};
-
-/// Statements of the author about a patch, independent of its sources.
-#[derive(Debug, Clone, Default)]
-pub struct Statement {
-    /// Name of the patch; the diff's name when there is one diff.
-    pub name: Option<String>,
-    /// One line for people; the diff's subject when there is one diff.
-    pub description: Option<String>,
-    /// CVE identifiers besides those that the diffs name.
-    pub cves: Vec<String>,
-    /// Limit on how far apart old and new code may run.
-    pub scope: Option<Scope>,
-    /// Functions that must be on no stack.
-    pub off_stack: Vec<String>,
-    /// Functions in which a thread may continue with the old version; such a patch needs a kernel that supports this.
-    pub staying: Vec<String>,
-    /// True if constants may change in place, which needs a kernel with address-space generations.
-    pub in_place: bool,
-    /// True if variables and constants that the program holds may get their new initial value, while all its threads are stopped.
-    pub write_data: bool,
-    /// Functions that run around the transition.
-    pub hooks: HookNames,
-    /// Patches that this one replaces.
-    pub replaces: Vec<String>,
-    /// Patches of the series that are already active.
-    pub earlier: Vec<Patch>,
-    /// Sources in addition to the program's own: hooks, for instance.
-    pub extra_units: Vec<PathBuf>,
-    /// True if the patch includes the code of shadow variables.
-    pub shadow_variables: bool,
-    /// Added members of structures that become shadow variables.
-    pub shadow_members: ShadowMembers,
-    /// Files, or directories of files, that the diffs change and that make no difference to the target: for instance
-    /// lists of tests in build files.
-    pub leave_out: Vec<String>,
-}
+use stillpoint_patch_differ::{Options, Outcome, Refusal, SourceObjects, TargetElf, UnitInput, diff, place};
+use stillpoint_patch_format::Patch;
 
 /// Record of the files and units that the builder examined for a patch.
 #[derive(Debug, Clone, Default)]
@@ -141,17 +106,18 @@ pub(crate) struct Job<'a> {
 }
 
 /// A unit with different text, in its three builds.
-struct Unit {
-    path: String,
-    shipped: Vec<u8>,
-    before: Vec<u8>,
-    after: Vec<u8>,
+pub(crate) struct Unit {
+    pub(crate) path: String,
+    pub(crate) shipped: Vec<u8>,
+    pub(crate) before: Vec<u8>,
+    pub(crate) after: Vec<u8>,
     /// Source units of a program that was optimised when it was linked.
-    sources: Option<Vec<SourceObjects>>,
+    pub(crate) sources: Option<Vec<SourceObjects>>,
 }
 
 impl Unit {
-    fn input(&self) -> UnitInput<'_> {
+    /// Returns the objects as the differ takes them.
+    pub(crate) fn input(&self) -> UnitInput<'_> {
         let sources = self.sources.as_deref();
         UnitInput { path: &self.path, shipped: &self.shipped, before: &self.before, after: &self.after, sources }
     }
@@ -272,77 +238,6 @@ impl Builder<'_> {
                 Ok(Built { patch: Some(*patch), report: job.report })
             }
         }
-    }
-
-    /// Compares the units. The new code may refer to globals of other units that its own unit did not use before. Those
-    /// units are then compiled as shipped: their objects show the addresses of these globals.
-    fn compare(
-        &self,
-        compiler: &Compiler,
-        target: &TargetElf,
-        mut units: Vec<Unit>,
-        options: &Options,
-    ) -> Result<Outcome, Error> {
-        loop {
-            let inputs: Vec<UnitInput> = units.iter().map(Unit::input).collect();
-            let refusals = match diff(target, &inputs, options) {
-                Ok(outcome) => return Ok(outcome),
-                Err(refusals) => refusals,
-            };
-            let names: BTreeSet<&str> = refusals
-                .iter()
-                .filter_map(|r| match r {
-                    Refusal::UnresolvedSymbol { name, .. } => Some(name.as_str()),
-                    _ => None,
-                })
-                .collect();
-            let lenders = self.lenders(compiler, &names, &units)?;
-            if lenders.is_empty() {
-                return Err(Error::Refused(refusals));
-            }
-            units.extend(lenders);
-        }
-    }
-
-    /// Finds units, other than those in `there`, that define some of the names: first those with the name in their text,
-    /// then those with a beginning of the name, as macros join names from parts, and at last all.
-    fn lenders(&self, compiler: &Compiler, names: &BTreeSet<&str>, there: &[Unit]) -> Result<Vec<Unit>, Error> {
-        if names.is_empty() {
-            return Ok(Vec::new());
-        }
-        let is_open = |(path, _): &&(String, crate::commands::CompileCommand)| !there.iter().any(|u| u.path == *path);
-        let open: Vec<_> = compiler.project.commands.iter().filter(is_open).collect();
-        let texts: Vec<String> = open
-            .iter()
-            .map(|(path, _)| compiler.project.read(&compiler.project.shipped, path).unwrap_or_default())
-            .map(|text| String::from_utf8_lossy(&text).into_owned())
-            .collect();
-        let rank =
-            |text: &String| names.iter().map(|name| name.len() - beginning(name, text)).min().unwrap_or(usize::MAX);
-        let mut ranked: Vec<(usize, _)> = texts.iter().map(rank).zip(open).collect();
-        ranked.sort_by_key(|(rank, _)| *rank);
-        for candidates in ranked.chunk_by(|(one, _), (other, _)| one == other) {
-            self.progress(&format!("searching {} units for the definition of a symbol", candidates.len()));
-            let objects =
-                parallel(self.jobs, candidates, |(_, (path, command))| compiler.shipped_object(path, command));
-            let mut lenders = Vec::new();
-            for ((_, (path, _)), object) in candidates.iter().zip(objects) {
-                let shipped = object?;
-                if crate::elf::defines_any(&shipped, names) && !lto::is_intermediate(&shipped) {
-                    lenders.push(Unit {
-                        path: path.clone(),
-                        shipped,
-                        before: Vec::new(),
-                        after: Vec::new(),
-                        sources: None,
-                    });
-                }
-            }
-            if !lenders.is_empty() {
-                return Ok(lenders);
-            }
-        }
-        Ok(Vec::new())
     }
 
     /// Returns the files that each unit read in the recorded build; `None` where that is not known.
@@ -645,12 +540,6 @@ fn command_after<'a>(
     regenerated.and_then(|sides| sides.after.other_command(unit)).unwrap_or(&unit.1)
 }
 
-/// Returns the length of the longest beginning of a name, of whole words, that a text contains.
-fn beginning(name: &str, text: &str) -> usize {
-    let ends = std::iter::once(name.len()).chain(name.rmatch_indices('_').map(|(at, _)| at));
-    ends.filter(|end| *end > 0).find(|end| text.contains(&name[..*end])).unwrap_or(0)
-}
-
 /// Reports faults of one unit that no other unit can remove, before hundreds of units are compiled.
 fn refuse_early(target: &TargetElf, units: &[Unit], statement: &Statement) -> Result<(), Error> {
     let inputs: Vec<UnitInput> = units.iter().map(Unit::input).collect();
@@ -856,82 +745,4 @@ fn choose_variants(target: &TargetElf, units: Vec<Unit>, are_rivals: bool) -> Re
         chosen.push(unit);
     }
     Ok(chosen)
-}
-
-/// Returns names that later patches of the series may refer to.
-pub(crate) fn exports(patch: &Patch) -> impl Iterator<Item = &str> {
-    let symbols = patch.exports.iter().filter_map(|&i| patch.symbols.get(i as usize));
-    symbols.filter(|s| matches!(s.value, SymbolValue::Patch { .. })).map(|s| s.name.as_str())
-}
-
-fn check_earlier(earlier: &[Patch], target: &TargetElf) -> Result<(), Error> {
-    let wanted = target.identity();
-    for patch in earlier {
-        let fits = patch.target.build_id == wanted.build_id && patch.target.text_sha256 == wanted.text_sha256;
-        if !fits {
-            let (theirs, ours) = (&patch.target, wanted);
-            return Err(Error::Target(format!(
-                "earlier patch {} fits {} (build-id {}), this one is to fit {} (build-id {})",
-                patch.name, theirs.file_name, theirs.build_id, ours.file_name, ours.build_id
-            )));
-        }
-    }
-    Ok(())
-}
-
-fn options(job: &Job, compiler: String, imports: Option<BTreeMap<String, Option<String>>>) -> Options {
-    let statement = job.statement;
-    let mut cves: Vec<String> =
-        job.diffs.iter().flat_map(|d| d.cves.iter().cloned()).chain(statement.cves.clone()).collect();
-    cves.sort();
-    cves.dedup();
-    let (package, version) = job.package.clone().unzip();
-    let diffs = job.diffs.iter().map(Diff::fact).collect();
-    Options {
-        name: statement.name.clone().unwrap_or_else(|| default_name(&job.diffs)),
-        description: statement.description.clone().unwrap_or_else(|| default_description(&job.diffs)),
-        cves,
-        replaces: statement.replaces.clone(),
-        scope: if statement.shadow_members.is_empty() { statement.scope } else { Some(Scope::Process) },
-        off_stack: statement.off_stack.clone(),
-        staying: statement.staying.clone(),
-        in_place: statement.in_place,
-        write_data: statement.write_data,
-        hooks: statement.shadow_members.hooks(&statement.hooks, &statement.earlier),
-        based_on: job.base.iter().filter(|diff| job.report.based_on.contains(&diff.name)).map(Diff::fact).collect(),
-        known: statement.earlier.iter().flat_map(exports).map(str::to_owned).collect(),
-        imports,
-        source: Source { package, version, diffs, units: Vec::new() },
-        toolchain: Toolchain { compiler, stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
-    }
-}
-
-/// Makes a patch name from the first diff's name and the number of other diffs.
-fn default_name(diffs: &[Diff]) -> String {
-    let first = diffs.first().map_or("patch", |d| d.short_name());
-    let fits = |c: char| if c.is_ascii_alphanumeric() || "._+:~-".contains(c) { c } else { '-' };
-    let mut name: String = first.chars().map(fits).take(100).collect();
-    if diffs.len() > 1 {
-        name += &format!("+{}", diffs.len() - 1);
-    }
-    name
-}
-
-fn default_description(diffs: &[Diff]) -> String {
-    match diffs {
-        [one] => one.subject.chars().take(500).collect(),
-        _ => format!("{} diffs", diffs.len()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_fit_the_patch_file() {
-        let diff = |name: &str| Diff::new(name, Vec::new());
-        assert_eq!(default_name(&[diff("debian/0001 fix(x).patch")]), "0001-fix-x-");
-        assert_eq!(default_name(&[diff("a.diff"), diff("b.diff"), diff("c.diff")]), "a+2");
-    }
 }

@@ -1,12 +1,13 @@
 //! Sources of a patch: a Debian source package, or a source directory of the user.
 
 use crate::account::Account;
-use crate::build::{Built, Job, Report, Statement, Target};
+use crate::build::{Built, Job, Report, Target};
 use crate::commands::{self, CompileCommand};
 use crate::compile::Project;
 use crate::debian::{Diff, Series};
 use crate::package::{BuiltPackage, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
+use crate::statement::Statement;
 use crate::tree::is_unit;
 use crate::verdict::Bounded;
 use crate::version_difference::cves_gained;

@@ -1,11 +1,11 @@
 //! Added members of structures as shadow variables: units are rewritten after they were preprocessed.
 
 use crate::Error;
-use crate::build::exports;
 use crate::commands::{CompileCommand, Job};
 use crate::compile::Compiler;
 use crate::preprocess::Text;
 use crate::sandbox::first_error;
+use crate::statement::exports;
 use crate::verdict::Bounded;
 use std::collections::BTreeSet;
 use std::path::Path;
