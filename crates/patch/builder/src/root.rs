@@ -25,6 +25,10 @@ const CHANGING: [&str; 7] =
 /// Documentation and translations: no compiler reads them.
 const LEAVE_OUT: [&str; 4] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"];
 
+/// Programs of packages' installation that no build needs, and that take minutes: modules of Python work without their
+/// compiled form.
+const NOT_RUN: [&str; 1] = ["/usr/bin/py3compile"];
+
 /// Path of apt's preferences, inside the root, for versions that the archive does not serve.
 const PREFERENCES: &str = "etc/apt/preferences.d/stillpoint";
 /// Limit of attempts to make a root, each without the versions that were not served before. One attempt finds all
@@ -34,9 +38,14 @@ const ATTEMPTS_MAX: usize = 8;
 /// Makes the root for a source package; packages with the same build dependencies share one.
 pub(crate) fn for_package(builder: &Builder, apt: &Apt, source: &SourcePackage) -> Result<PathBuf, Error> {
     // from the description: the root's own lists may not have this version
-    let install = format!("DEBIAN_FRONTEND=noninteractive apt-get -q -y --arch-only build-dep /{DESCRIPTION}");
+    let install = format!(
+        "DEBIAN_FRONTEND=noninteractive apt-get -q -y --build-profiles {PROFILES} --arch-only build-dep /{DESCRIPTION}"
+    );
     make(builder, apt, source, source.name(), &install, &[])
 }
+
+/// Build profiles of all builds: what only a package's own tests need is not installed.
+pub(crate) const PROFILES: &str = "nocheck";
 
 /// Path of the source package's description, inside the root.
 const DESCRIPTION: &str = "stillpoint/source.dsc";
@@ -87,9 +96,8 @@ fn make(
     }
     let stanza = &source.stanza;
     let sources = apt.archives.to_text();
-    let key =
-        stillpoint_host::cache::key([sources.as_bytes(), stanza.package.as_bytes(), stanza.build_depends.as_bytes()]);
-    let name = format!("{name}-{key}");
+    let parts = [&sources, &stanza.package, &stanza.build_depends, install];
+    let name = format!("{name}-{}", stillpoint_host::cache::key(parts.map(|part| part.as_bytes())));
     builder.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
         let base = base(builder, apt, &sources)?;
         let mut copy = Command::new("cp");
@@ -149,7 +157,12 @@ fn with_served(
 
 fn base(builder: &Builder, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
     let codename = &apt.archives.codename;
-    let name = format!("{codename}-{}", stillpoint_host::cache::key([sources.as_bytes()]));
+    let not_run = NOT_RUN.map(|path| {
+        let divert = "dpkg-divert --quiet --local --rename --add";
+        format!("--customize-hook=chroot \"$1\" {divert} {path} && ln -s ../../bin/true \"$1{path}\"")
+    });
+    let parts = [sources].into_iter().chain(not_run.iter().map(String::as_str)).map(str::as_bytes);
+    let name = format!("{codename}-{}", stillpoint_host::cache::key(parts));
     builder.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
         let scratch = builder.cache.scratch()?;
         let own = Tree::open(scratch.path())?;
@@ -161,7 +174,7 @@ fn base(builder: &Builder, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
         command.args(["--mode=root", "--variant=buildd", "--skip=check/empty"]);
         command.arg("--aptopt=Apt::Install-Recommends \"false\"").arg("--aptopt=Acquire::Languages \"none\"");
         command.arg(format!("--aptopt={}", options.display())).arg("--dpkgopt=force-unsafe-io");
-        command.args(LEAVE_OUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
+        command.args(LEAVE_OUT.map(|path| format!("--dpkgopt=path-exclude={path}"))).args(&not_run);
         command.arg(format!("--setup-hook=install -D -m 644 \"{}\" \"$1/{PREFERENCES}\"", preferences.display()));
         for ring in apt.archives.key_rings() {
             if let Some(parent) = ring.parent() {
