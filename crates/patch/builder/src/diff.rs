@@ -8,39 +8,96 @@
 pub struct FileDiff {
     /// The file, relative to the source directory, first component of the path in the diff taken off.
     pub path: String,
+    /// File that this one is a copy of before the hunks: git's diffs copy and rename files.
+    pub from: Option<String>,
     /// True if the diff creates the file.
     pub creates: bool,
     /// True if the diff removes the file.
     pub removes: bool,
-    /// Text from the `---` line to the end of the last hunk.
+    /// Text from the `---` line to the end of the last hunk; empty for a file that is only copied or removed.
     pub text: Vec<u8>,
 }
 
-/// Splits a diff. Text between the files (mail headers, `diff --git` lines) is dropped; a diff without a hunk gives
-/// nothing.
+impl FileDiff {
+    /// A file without hunks.
+    fn whole(path: String, from: Option<String>) -> FileDiff {
+        FileDiff { path, creates: from.is_some(), removes: from.is_none(), from, text: Vec::new() }
+    }
+}
+
+/// A copied or renamed file, as the lines of git before its hunks say.
+#[derive(Debug, Default)]
+struct Moved {
+    from: Option<String>,
+    to: Option<String>,
+    is_renamed: bool,
+}
+
+impl Moved {
+    /// Reads a line between `diff --git` and the hunks.
+    fn read(&mut self, line: &[u8]) {
+        let word = |word: &str| line.strip_prefix(word.as_bytes()).map(name);
+        if let Some(from) = word("rename from ") {
+            (self.from, self.is_renamed) = (Some(from), true);
+        } else if let Some(from) = word("copy from ") {
+            self.from = Some(from);
+        } else if let Some(to) = word("rename to ").or_else(|| word("copy to ")) {
+            self.to = Some(to);
+        }
+    }
+
+    /// Ends the lines of a file. Returns the file that the hunks of `path` begin with; a move without hunks is added to
+    /// `files`, as is the removal of a renamed file.
+    fn end(&mut self, path: Option<&str>, files: &mut Vec<FileDiff>) -> Option<String> {
+        let Moved { from, to, is_renamed } = std::mem::take(self);
+        let (from, to) = (from?, to?);
+        let begins = path == Some(&to);
+        if !begins {
+            files.push(FileDiff::whole(to, Some(from.clone())));
+        }
+        if is_renamed {
+            files.push(FileDiff::whole(from.clone(), None));
+        }
+        begins.then_some(from)
+    }
+}
+
+/// Splits a diff. Text between the files (mail headers, modes) is dropped; a diff that neither has a hunk nor moves a file
+/// gives nothing.
 pub fn split(diff: &[u8]) -> Vec<FileDiff> {
     let lines: Vec<&[u8]> = diff.split_inclusive(|b| *b == b'\n').collect();
-    let mut files = Vec::new();
+    let (mut files, mut moved) = (Vec::new(), None::<Moved>);
     let mut at = 0;
-    while at + 2 < lines.len() {
-        let header = lines[at].starts_with(b"--- ")
+    while at < lines.len() {
+        let header = at + 2 < lines.len()
+            && lines[at].starts_with(b"--- ")
             && lines[at + 1].starts_with(b"+++ ")
             && hunk_lengths(lines[at + 2]).is_some();
         if !header {
+            if lines[at].starts_with(b"diff --git ") {
+                moved.replace(Moved::default()).and_then(|mut before| before.end(None, &mut files));
+            } else if let Some(moved) = &mut moved {
+                moved.read(lines[at]);
+            }
             at += 1;
             continue;
         }
         let end = hunks_end(&lines, at + 2);
         let (old, new) = (name(&lines[at][4..]), name(&lines[at + 1][4..]));
-        let path = if new == "/dev/null" { &old } else { &new };
+        let path = strip(if new == "/dev/null" { &old } else { &new });
+        let mut others = Vec::new();
+        let from = moved.take().and_then(|mut moved| moved.end(Some(&path), &mut others));
         files.push(FileDiff {
-            path: strip(path),
-            creates: old == "/dev/null" || hunk_starts_at_nothing(lines[at + 2]),
+            path,
+            creates: from.is_some() || old == "/dev/null" || hunk_starts_at_nothing(lines[at + 2]),
+            from,
             removes: new == "/dev/null",
             text: lines[at..end].concat(),
         });
+        files.append(&mut others);
         at = end;
     }
+    moved.and_then(|mut last| last.end(None, &mut files));
     files
 }
 
@@ -110,6 +167,29 @@ diff --git a/new.h b/new.h\n--- /dev/null\n+++ b/new.h\n@@ -0,0 +1 @@\n+int x;\n
         assert!(files[0].text.ends_with(b"+ten\n"));
         assert!(files[1].text.ends_with(b"No newline at end of file\n"));
         assert!(files[2].text.ends_with(b"-gone\n"));
+    }
+
+    #[test]
+    fn files_that_git_copies_and_renames_begin_with_their_origin() {
+        let text = b"Subject: rename from x\nrename from y\n---\n{a => b}.c | 2\n\ndiff --git a/src/a.c b/src/b.c\n\
+similarity index 90%\ncopy from src/a.c\ncopy to src/b.c\n--- a/src/a.c\n+++ b/src/b.c\n@@ -1 +1 @@\n-a\n+b\n\
+diff --git a/old.h b/new.h\nsimilarity index 100%\nrename from old.h\nrename to new.h\n\
+diff --git a/x.c b/y.c\nrename from x.c\nrename to y.c\n--- a/x.c\n+++ b/y.c\n@@ -1 +1 @@\n-x\n+y\n\
+diff --git a/c.c b/c.c\n--- a/c.c\n+++ b/c.c\n@@ -1 +1 @@\n-c\n+d\n\
+diff --git a/p b/q\ncopy from p\ncopy to q\n";
+        let files = split(text);
+        let facts: Vec<_> =
+            files.iter().map(|f| (&f.path[..], f.from.as_deref(), f.removes, f.text.is_empty())).collect();
+        let expected = [
+            ("src/b.c", Some("src/a.c"), false, false),
+            ("new.h", Some("old.h"), false, true),
+            ("old.h", None, true, true),
+            ("y.c", Some("x.c"), false, false),
+            ("x.c", None, true, true),
+            ("c.c", None, false, false),
+            ("q", Some("p"), false, true),
+        ];
+        assert_eq!(facts, expected);
     }
 
     #[test]

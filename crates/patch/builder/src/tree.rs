@@ -86,7 +86,10 @@ impl<'a> Parts<'a> {
         let mut all = Parts::default();
         for diff in diffs {
             for file in diff::split(&diff.text) {
-                check_path(&diff.name, &file.path)?;
+                [Some(&file.path), file.from.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .try_for_each(|p| check_path(&diff.name, p))?;
                 if (selection.left_out)(&file.path) {
                     all.warnings.push(format!("what {} changes in {} is left out, as requested", diff.name, file.path));
                     all.left_out.insert(file.path);
@@ -186,7 +189,21 @@ impl Changed {
         }
         let changed = Changed { directory, own, files: touched.clone() };
         for (diff, file) in parts {
-            changed.patch(diff, file, warnings)?;
+            if let Some(from) = &file.from {
+                // an earlier diff may have changed it
+                let origin = if touched.contains(from) { &changed.own } else { shipped };
+                let text = origin.read_existing(from)?.ok_or_else(|| Error::DoesNotApply {
+                    name: diff.name.clone(),
+                    file: file.path.clone(),
+                    output: format!("it is made of {from}, which is not there"),
+                })?;
+                changed.own.write(&file.path, &text)?;
+            }
+            match (file.text.is_empty(), file.removes) {
+                (true, true) => drop(changed.own.remove(&file.path)?),
+                (true, false) => {}
+                (false, _) => changed.patch(diff, file, warnings)?,
+            }
         }
         Ok(changed)
     }
@@ -319,6 +336,23 @@ mod tests {
         let change = diff("--- a/Makefile\n+++ b/Makefile\n@@ -1 +1 @@\n-other\n+x\n");
         let tree = patched(&cache, &source, &[change], &selection).unwrap();
         assert_eq!(tree.warnings, ["what d.patch changes in Makefile is left out, as requested"]);
+    }
+
+    #[test]
+    fn copied_and_renamed_files_begin_with_what_earlier_diffs_made_of_their_origin() {
+        let (_dir, cache, source) = sample();
+        let first = diff("--- a/a.c\n+++ b/a.c\n@@ -1,3 +1,3 @@\n-one\n+first\n two\n three\n");
+        let second = diff(
+            "diff --git a/a.c b/b.c\ncopy from a.c\ncopy to b.c\n--- a/a.c\n+++ b/b.c\n@@ -1,3 +1,3 @@\n first\n-two\n+second\n three\n\
+             diff --git a/a.c b/c.c\nrename from a.c\nrename to c.c\n",
+        );
+        let tree = patched(&cache, &source, &[first, second.clone()], &ALL).unwrap();
+        let text = |name: &str| fs::read_to_string(tree.path.join(name)).unwrap();
+        assert_eq!((text("b.c").as_str(), text("c.c").as_str()), ("first\nsecond\nthree\n", "first\ntwo\nthree\n"));
+        assert!(!tree.path.join("a.c").exists());
+        fs::remove_file(source.join("a.c")).unwrap();
+        let error = patched(&cache, &source, &[second], &ALL).unwrap_err();
+        assert!(matches!(&error, Error::DoesNotApply { file, .. } if file == "b.c"), "{error}");
     }
 
     #[test]

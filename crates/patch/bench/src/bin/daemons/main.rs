@@ -333,6 +333,8 @@ impl Session {
     }
 
     fn end(mut self, results: &mut State) {
+        // a group may have no patch at all
+        self.load.answered(1);
         if let Some(visitors) = self.visitors {
             let (visits, downloads) = visitors.assert_clean();
             results.visits += visits;
