@@ -25,6 +25,9 @@ const REMAINDER: &str = "remainder.diff";
 /// File of a cache entry: it exists if the remainder is the whole difference.
 const IS_WHOLE: &str = "whole";
 
+/// Version of the comparison of trees; increase it with every change.
+const STEPS_VERSION: &[u8] = b"2";
+
 impl Builder<'_> {
     /// Returns the diffs that lead from a version with the `shipped` diffs to a newer one. Compares trees once for each pair of versions.
     ///
@@ -40,7 +43,7 @@ impl Builder<'_> {
         let (common, added): (Vec<&Diff>, Vec<&Diff>) = new.series.diffs.iter().partition(is_known);
         let (common, added) = (cloned(&common), cloned(&added));
         let sides = [self.identity(old, shipped), self.identity(new, &new.series.diffs)];
-        let key = stillpoint_host::cache::key(sides.iter().map(String::as_bytes));
+        let key = stillpoint_host::cache::key(sides.iter().map(String::as_bytes).chain([STEPS_VERSION]));
         let entry = self.entry(&EntryName::new("difference", &key), |into| {
             self.progress(&format!("comparing {} {} with {}", old.name(), old.version(), new.version()));
             let own = Tree::open(into)?;
@@ -130,24 +133,35 @@ pub(crate) fn cves_gained(old: &SourcePackage, new: &SourcePackage) -> Vec<Strin
     newer.cves_gained(&older, old.version(), new.version()).unwrap_or_default()
 }
 
-/// Returns true if a file may make a difference to a program: of the packaging, only sources and files that decide about the build.
-fn is_compared(name: &str) -> bool {
+/// Reason to compare a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// It may make a difference to a program: of the packaging, only sources and files that decide about the build.
+    OfProgram,
+    /// The package's rules may use it, whatever it is.
+    OfRules,
+}
+
+fn part(name: &str) -> Option<Part> {
     match name.strip_prefix("debian/") {
-        Some(own) => !own.starts_with("patches/") && (is_source(own) || is_build_file(own)),
-        None => !name.starts_with(QUILT) && !name.contains('\n'),
+        _ if name.contains('\n') => None,
+        Some(own) if is_source(own) || is_build_file(own) => (!own.starts_with("patches/")).then_some(Part::OfProgram),
+        Some(own) => (!own.starts_with("patches/") && own != "changelog").then_some(Part::OfRules),
+        None => (!name.starts_with(QUILT)).then_some(Part::OfProgram),
     }
 }
 
-/// Makes a unified diff of the files of two trees. A link whose target is another one counts as the file that it leads to.
+/// Makes a unified diff of the files of two trees; without text if only files differ that the rules use. A link whose target is
+/// another one counts as the file that it leads to.
 fn difference(from: &Tree, to: &Tree) -> Result<Vec<u8>, Error> {
     let mut names = BTreeSet::new();
     for tree in [from, to] {
         let entries = tree.entries()?.into_iter().filter(|entry| entry.is_file() || entry.is_link());
         names.extend(
-            entries.filter_map(|entry| entry.name.to_str().map(str::to_owned)).filter(|name| is_compared(name)),
+            entries.filter_map(|entry| entry.name.to_str().map(str::to_owned)).filter(|name| part(name).is_some()),
         );
     }
-    let mut text = Vec::new();
+    let (mut text, mut is_of_program) = (Vec::new(), false);
     for name in names {
         if from.link(&name).ok().is_some_and(|target| to.link(&name).ok() == Some(target)) {
             continue;
@@ -155,9 +169,10 @@ fn difference(from: &Tree, to: &Tree) -> Result<Vec<u8>, Error> {
         let sides = [content(from, &name), content(to, &name)];
         if sides[0] != sides[1] {
             text.extend(file_difference(&name, &sides)?);
+            is_of_program |= part(&name) == Some(Part::OfProgram);
         }
     }
-    Ok(text)
+    Ok(if is_of_program { text } else { Vec::new() })
 }
 
 /// Returns the content of a file; `None` if a link leads to none, or to a directory.
@@ -206,6 +221,7 @@ mod tests {
             ("debian/changelog", "1", "2"),
             ("debian/rules", "a:\n", "b:\n"),
             ("debian/patches/own.c", "1", "2"),
+            ("debian/control", "1", "2"),
             (".pc/own.c", "1", "2"),
         ] {
             write("old", name, old);
@@ -214,6 +230,7 @@ mod tests {
         write("old", "gone.c", "int gone;\n");
         write("new", "made.c", "int made;\n");
         write("new", "empty.h", "");
+        fs::write(dir.path().join("new/debian/more.tar"), b"\x00\xff\n\r\n\x01").unwrap();
         for (side, to) in [("old", "same.c"), ("new", "made.c")] {
             symlink("same.c", dir.path().join(side).join("link.c")).unwrap();
             symlink(to, dir.path().join(side).join("moved.c")).unwrap();
@@ -225,6 +242,8 @@ mod tests {
         assert_eq!(
             names,
             [
+                ("debian/control", false, false),
+                ("debian/more.tar", true, false),
                 ("debian/rules", false, false),
                 ("gone.c", false, true),
                 ("made.c", true, false),
@@ -233,5 +252,17 @@ mod tests {
             ]
         );
         assert!(difference(&trees[0], &trees[0]).unwrap().is_empty());
+        let file = dir.path().join("text.diff");
+        fs::write(&file, &files.iter().find(|f| f.path.ends_with(".tar")).unwrap().text).unwrap();
+        let mut patch = Command::new("patch");
+        patch.args(["-p1", "-s", "--batch", "-i"]).arg(&file).current_dir(dir.path().join("old"));
+        assert!(patch.status().unwrap().success());
+        assert_eq!(fs::read(dir.path().join("old/debian/more.tar")).unwrap(), b"\x00\xff\n\r\n\x01");
+        let same = ["one", "two"].map(|side| {
+            write(side, "debian/control", side);
+            write(side, "a.c", "1");
+            Tree::open(&dir.path().join(side)).unwrap()
+        });
+        assert!(difference(&same[0], &same[1]).unwrap().is_empty(), "no file of the program differs");
     }
 }
