@@ -43,6 +43,9 @@ pub(super) struct MoveArgs {
     /// Do not compare both sides before the switch-over.
     #[arg(long)]
     no_compare: bool,
+    /// Refresh materialized views inside the pause, not only before it. It must be over within the maximum pause.
+    #[arg(long)]
+    refresh_at_switch: bool,
 }
 
 impl MoveArgs {
@@ -54,6 +57,7 @@ impl MoveArgs {
         options.pause_limit = self.pause_timeout;
         options.pause_attempts = self.pause_attempts;
         options.compare = !self.no_compare;
+        options.refresh_at_switch = self.refresh_at_switch;
         Ok(())
     }
 }

@@ -16,6 +16,9 @@ const PLAIN_TYPES: [u32; 16] = [16, 17, 18, 19, 20, 21, 23, 25, 26, 1042, 1043, 
 /// Types that every server sorts in the same order, independent of its libraries and their versions:
 /// int8, int2, int4, oid, date, time, timestamp, timestamptz, uuid.
 const ORDERED_TYPES: [u32; 9] = [20, 21, 23, 26, 1082, 1083, 1114, 1184, 2950];
+/// OID alias types, whose binary form is a number that names another object on the other server; their text is a name:
+/// regproc, regprocedure, regoper, regoperator, regclass, regtype, regconfig, regdictionary, regnamespace, regrole, regcollation.
+const ALIAS_TYPES: [u32; 11] = [24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191];
 /// Types with this number or a higher one are the user's, and have other numbers on the other server.
 const FIRST_USER_OID: u32 = 16384;
 
@@ -34,6 +37,9 @@ pub struct ColumnDef {
     binary: bool,
     /// Its type, if values of many rows can be sent as one array.
     pub element: Option<String>,
+    /// Its type, if it prints names of objects: a parameter that is compared with it must be cast, and its text depends on the
+    /// search path.
+    pub named_type: Option<String>,
 }
 
 /// A unique index other than the replica identity.
@@ -71,6 +77,9 @@ pub struct TableDef {
     pub identity: char,
     /// Unique and exclusion indexes that are not the primary key.
     pub uniques: Vec<UniqueIndex>,
+    /// SQL condition for the rows that are the user's, of a table in which an extension keeps its configuration: the others come
+    /// with the extension. `None` for all other tables.
+    pub own_rows: Option<String>,
     /// True if it has rules; for such tables PostgreSQL does not support `ON CONFLICT`.
     pub rules: bool,
 }
@@ -111,6 +120,11 @@ impl TableDef {
     /// Name for messages, not quoted.
     pub fn display(&self) -> String {
         format!("{}.{}", self.schema, self.name)
+    }
+
+    /// SQL condition for the rows that are moved.
+    pub fn moved_rows(&self) -> &str {
+        self.own_rows.as_deref().unwrap_or("true")
     }
 
     /// The names of all columns, quoted and separated.
@@ -204,20 +218,30 @@ async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> 
         .query(&format!(
             "SELECT c.oid, n.nspname, c.relname, pg_relation_size(c.oid) / 8192, c.relreplident, \
              c.relkind = 'p', pg_relation_size(c.oid) + coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0), \
-             EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid) \
+             EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid), \
+             CASE WHEN x.relation IS NOT NULL THEN coalesce(x.condition, '') END \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 2, 3"
+             LEFT JOIN (SELECT o.relation, o.condition FROM pg_extension e, \
+             unnest(e.extconfig, e.extcondition) o (relation, condition)) x ON x.relation = c.oid AND c.relkind = 'r' \
+             WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND {USER_SCHEMA} \
+             AND (x.relation IS NOT NULL OR {NOT_OF_EXTENSION}) ORDER BY 2, 3"
         ))
         .await?;
     let mut tables = BTreeMap::new();
     for row in rows {
-        let oid = number(&row, 0);
+        let (oid, schema, name) = (number(&row, 0), text(&row, 1), text(&row, 2));
+        // The condition of an extension is a clause, WHERE included.
+        let own_rows = row[8].as_ref().map(|clause| {
+            let name = format!("{}.{}", identifier(&schema), identifier(&name));
+            format!("ctid IN (SELECT ctid FROM ONLY {name} {clause})")
+        });
         tables.insert(
             oid,
             TableDef {
                 oid,
-                schema: text(&row, 1),
-                name: text(&row, 2),
+                schema,
+                name,
+                own_rows,
                 partitioned: text(&row, 5) == "t",
                 pages: number(&row, 3),
                 bytes: number(&row, 6),
@@ -242,7 +266,8 @@ async fn read_columns(
             "SELECT a.attrelid, a.attnum, a.attname, a.attidentity = 'a', t.oid, t.typtype, t.typelem <> 0, \
              t.typsend <> 0 AND coalesce(e.typsend <> 0, true), coalesce(l.collisdeterministic, true), b.oid, \
              CASE WHEN t.typtype IN ('b', 'e') AND t.typelem = 0 AND t.typarray <> 0 AND t.typdelim = ',' \
-             THEN t.typnamespace::regnamespace::text || '.' || quote_ident(t.typname) END FROM pg_attribute a \
+             THEN t.typnamespace::regnamespace::text || '.' || quote_ident(t.typname) END, coalesce(b.typelem, t.typelem), \
+             t.typnamespace::regnamespace::text || '.' || quote_ident(t.typname) FROM pg_attribute a \
              JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype \
              LEFT JOIN pg_type e ON e.oid = t.typelem \
              LEFT JOIN pg_collation l ON l.oid = a.attcollation \
@@ -257,6 +282,7 @@ async fn read_columns(
         // A domain is compared and sent like its base type.
         let compared: u32 = if kind == "d" { number(&row, 9) } else { oid };
         let of_user = compared >= FIRST_USER_OID;
+        let is_alias = ALIAS_TYPES.contains(&compared) || ALIAS_TYPES.contains(&number(&row, 11));
         positions.insert((table.oid, number(&row, 1)), table.columns.len());
         table.columns.push(ColumnDef {
             name: text(&row, 2),
@@ -264,8 +290,9 @@ async fn read_columns(
             ordered: ORDERED_TYPES.contains(&compared),
             plain: (PLAIN_TYPES.contains(&compared) || kind == "e") && flag(8),
             // Enums are sent by label; user-defined composites, arrays and ranges carry type numbers.
-            binary: flag(7) && (!of_user || kind == "e" || (kind == "b" && !flag(6))),
+            binary: flag(7) && !is_alias && (!of_user || kind == "e" || (kind == "b" && !flag(6))),
             element: row[10].clone(),
+            named_type: row[12].clone().filter(|_| is_alias),
         });
     }
     Ok(positions)
@@ -317,6 +344,7 @@ impl ColumnDef {
             ordered: plain,
             binary: true,
             element: Some("text".into()),
+            named_type: None,
         }
     }
 }

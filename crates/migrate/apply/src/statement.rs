@@ -216,12 +216,19 @@ fn key_values<'a>(table: &'a Table, row: &'a Tuple) -> impl Iterator<Item = &'a 
 fn place(table: &Table, first: usize) -> String {
     let name = |column: &usize| identifier(&table.def.columns[*column].name);
     if let Some(key) = &table.key {
-        let parts = key.iter().zip(first..).map(|(column, number)| format!("{} = ${number}", name(column)));
+        let value = |column: &usize, number: usize| match &table.def.columns[*column].named_type {
+            Some(named) => format!("${number}::{named}"),
+            None => format!("${number}"),
+        };
+        let parts = key.iter().zip(first..).map(|(at, number)| format!("{} = {}", name(at), value(at, number)));
         return parts.collect::<Vec<_>>().join(" AND ");
     }
     // Some types have no equality that identifies one row (json, numeric), but each type has the text that was sent. A cast may
     // not give that text (boolean, char(n), inet). Of equal rows, any one may be taken.
     let parts = (0..table.def.columns.len()).zip(first..).map(|(column, number)| match name(&column) {
+        name if let Some(named) = &table.def.columns[column].named_type => {
+            format!("{name} IS NOT DISTINCT FROM ${number}::{named}")
+        }
         name if table.def.plain(column) => format!("{name} IS NOT DISTINCT FROM ${number}"),
         name => {
             format!(

@@ -302,6 +302,7 @@ pub(crate) mod tests {
             key: keyed.then(|| vec![0]),
             identity: if keyed { 'd' } else { 'f' },
             uniques: vec![UniqueIndex { oid: 9, columns: Some(vec![1]), nulls_equal: false }],
+            own_rows: None,
             rules: false,
         }
     }

@@ -3,6 +3,7 @@
 //! Each kind of object that a database can hold has one row in [`SURVEY`]; its query returns the objects of that kind, and for
 //! each a note about its handling.
 
+use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
@@ -49,7 +50,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
     let wanted = options.targets().count() as i64;
     let (by, mut capture) = check_source(&mut link, options, wanted, &mut findings).await?;
     check_role_names(&mut link, "source", &mut findings).await?;
-    let mut clusters = Vec::new();
+    let (mut clusters, mut targets) = (Vec::new(), Vec::new());
     for target in options.targets() {
         let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
         let mut of_target = Vec::new();
@@ -69,7 +70,9 @@ async fn examine(options: &Options) -> Result<Report, Error> {
             of_target.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));
         }
         findings.extend(of_target);
+        targets.push(there);
     }
+    check_object_columns(source, &mut targets, by == Capture::Log, &mut findings).await?;
     let mut inventory = Inventory::read(&mut link).await?;
     let plain = inventory.measure(&mut link).await?;
     let can = capturable(&link.query(&QUESTION).await?);
@@ -417,7 +420,8 @@ fn report_tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSe
         let form = if table.binary() { "binary" } else { "text" };
         let apart = sources.by == Capture::Log && table.upserts() && plain.contains(&table.oid);
         let held = if apart { "" } else { " while a snapshot is held" };
-        let note = format!("copied in {form} ({} MiB){held}, then {by}{how}{other}", table.bytes >> 20);
+        let own = if table.own_rows.is_some() { "; rows that come with its extension are not copied" } else { "" };
+        let note = format!("copied in {form} ({} MiB){held}, then {by}{how}{other}{own}", table.bytes >> 20);
         findings.push(Finding::new("table", table.display(), verdict, note));
     }
 }
@@ -428,9 +432,10 @@ const RELATIONS: &[(&str, Verdict, &str, &str)] = &[
     ("view", Verdict::Moved, "c.relkind = 'v'", "its definition is moved"),
     (
         "materialized view",
-        Verdict::Refused,
+        Verdict::Moved,
         "c.relkind = 'm'",
-        "a refresh during the migration would be lost; drop it, and create it again on the target",
+        "its definition is moved; if it is filled, REFRESH fills it on the target before the switch-over, and again after it \
+         if it was refreshed meanwhile",
     ),
     (
         "foreign table",
@@ -458,23 +463,28 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
     ),
     (
         "trigger",
-        Verdict::Refused,
-        "SELECT {table} || '.' || t.tgname, 'ENABLE ALWAYS or REPLICA: it would fire a second time during replay' \
+        Verdict::Moved,
+        "SELECT {table} || '.' || t.tgname, 'ENABLE ALWAYS or REPLICA: it is disabled on the target until the switch-over' \
          FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
          NOT t.tgisinternal AND t.tgenabled IN ('A', 'R') AND {user}",
     ),
     (
         "rule",
-        Verdict::Refused,
-        "SELECT {table} || '.' || r.rulename, 'ENABLE ALWAYS or REPLICA: it would act a second time during replay' \
+        Verdict::Moved,
+        "SELECT {table} || '.' || r.rulename, 'ENABLE ALWAYS or REPLICA: it is disabled on the target until the switch-over' \
          FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
          r.rulename <> '_RETURN' AND r.ev_enabled IN ('A', 'R') AND {user}",
     ),
     (
         "event trigger",
+        Verdict::Moved,
+        "SELECT e.evtname, 'it does not fire on what stillpoint defines' FROM pg_event_trigger e WHERE {event_triggers}",
+    ),
+    (
+        "event trigger",
         Verdict::Refused,
-        "SELECT e.evtname, 'it would fire while definitions are created on the target' FROM pg_event_trigger e WHERE \
-         e.evtenabled <> 'D'",
+        "SELECT e.evtname, 'ENABLE ALWAYS or REPLICA: before PostgreSQL 17 it would fire on what stillpoint defines' FROM \
+         pg_event_trigger e WHERE NOT {event_triggers}",
     ),
     (
         "deferrable key",
@@ -493,13 +503,6 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
         "extension",
         Verdict::Moved,
         "SELECT extname || ' ' || extversion, 'created on the target' FROM pg_extension WHERE extname <> 'plpgsql'",
-    ),
-    (
-        "extension table",
-        Verdict::Refused,
-        "SELECT {table}, 'user rows in a table of extension ' || e.extname || ' are not moved' FROM pg_extension e \
-         JOIN pg_class c ON c.oid = ANY (e.extconfig) JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = \
-         'r'",
     ),
     (
         "type",
@@ -542,15 +545,11 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
          prepared)) || ' old, and the snapshot would wait for it' FROM pg_prepared_xacts WHERE database = \
          current_database()",
     ),
-    (
-        "keyed by number",
-        Verdict::Refused,
-        "SELECT {table} || '.' || a.attname, 'object identifiers of relations and types differ on the target' FROM \
-         pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
-         a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r' AND a.atttypid IN (2205, 2206, 24, 2202, 3734, 3769) \
-         AND {user} AND {own}",
-    ),
 ];
+
+/// SQL condition for event triggers `e` that can be kept from firing on our sessions; those that an extension makes belong to it.
+const EVENT_TRIGGERS_HELD: &str =
+    "(e.evtenabled IN ('O', 'D') OR current_setting('server_version_num')::int >= 170000)";
 
 async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let relations = RELATIONS.iter().map(|(kind, verdict, which, note)| {
@@ -563,6 +562,7 @@ async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut 
         let query = query
             .replace("{table}", "n.nspname || '.' || c.relname")
             .replace("{user}", USER_SCHEMA)
+            .replace("{event_triggers}", EVENT_TRIGGERS_HELD)
             .replace("{own}", NOT_OF_EXTENSION);
         for row in link.query(&query).await? {
             let (mut verdict, mut note) = (*verdict, text(&row, 1));

@@ -96,7 +96,8 @@ impl<'a> Comparison<'a> {
                 format!("SELECT {key} FROM ONLY {name} WHERE {behind} ORDER BY {key} OFFSET {} LIMIT 1", length - 1);
             let last = self.source.query(&last).await?.first().map(values);
             let to = last.as_ref().map_or_else(|| "true".into(), |last| format!("({key}) <= ({last})"));
-            let [here, there] = self.sums(&name, &columns, &format!("{behind} AND {to}")).await?;
+            let place = format!("{behind} AND {to} AND {}", table.moved_rows());
+            let [here, there] = self.sums(&name, &columns, &place).await?;
             sums.same &= here == there;
             sums.add(here, there);
             self.reading.spend((PIECE_PAGES * PAGE_BYTES).min(table.bytes)).await;
@@ -116,7 +117,8 @@ impl<'a> Comparison<'a> {
         let columns = self.columns(&name).await?;
         let mut cutter = Cutter::new(std::slice::from_ref(table));
         while let Some(piece) = cutter.next(PIECE_PAGES) {
-            let [here, there] = self.sums(&name, &columns, &piece.condition()).await?;
+            let place = format!("{} AND {}", piece.condition(), table.moved_rows());
+            let [here, there] = self.sums(&name, &columns, &place).await?;
             sums.add(here, there);
             self.reading.spend(PIECE_PAGES.min(table.pages) * PAGE_BYTES).await;
         }

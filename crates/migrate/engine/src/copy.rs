@@ -179,8 +179,7 @@ async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link,
 
 /// Opens a session that writes copied rows.
 pub(crate) async fn connect_for_copy(target: &Server) -> Result<Link, ServerError> {
-    let settings = [("session_replication_role", "replica"), ("synchronous_commit", "off")];
-    Link::connect(target, Purpose::Statements, &settings).await
+    Link::connect(target, Purpose::Statements, &[("synchronous_commit", "off")]).await
 }
 
 async fn copy_piece(
@@ -223,12 +222,21 @@ async fn copy_piece(
     Ok(())
 }
 
+/// Removes rows that an extension made on the target in tables of its configuration, if they are of those that are copied.
+pub(crate) async fn make_room(to: &mut Link, tables: &[TableDef]) -> Result<(), ServerError> {
+    for table in tables.iter().filter(|table| table.own_rows.is_some()) {
+        to.query(&format!("DELETE FROM ONLY {} WHERE {}", table.qualified(), table.moved_rows())).await?;
+    }
+    Ok(())
+}
+
 /// Statements that read rows of a table by a condition, and that write them.
 fn copy_statements(table: &TableDef, rows: &str) -> (String, String) {
     let (name, columns) = (table.qualified(), table.column_list());
     let format = if table.binary() { "binary" } else { "text" };
     let list = if columns.is_empty() { String::new() } else { format!("({columns}) ") };
-    let read = format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {rows}) TO STDOUT (FORMAT {format})");
+    let own = table.moved_rows();
+    let read = format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {own} AND {rows}) TO STDOUT (FORMAT {format})");
     (read, format!("COPY {name} {list}FROM STDIN (FORMAT {format})"))
 }
 
@@ -285,6 +293,7 @@ mod tests {
             key: None,
             identity: 'd',
             uniques: Vec::new(),
+            own_rows: None,
             rules: false,
         }
     }

@@ -5,13 +5,14 @@
 
 use crate::catalogs::Definitions;
 use crate::clients::{Clients, SpeedController};
-use crate::copy::{CopiedAmount, View, copy};
+use crate::copy::{CopiedAmount, View, copy, make_room};
 use crate::definitions::{self, DeferredDefinitions, Dump, major};
 use crate::estimate::Estimate;
 use crate::follow_state::{FollowState, catch_up};
 use crate::journal::{self, CopyProgress, Phase, SharedJournal};
 use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
+use crate::replica_triggers::ReplicaTriggers;
 use crate::snapshot::{ChangeStore, SnapshotState};
 use crate::weight::run_with_weight;
 use crate::{Roles, roles};
@@ -69,6 +70,7 @@ pub(crate) async fn create(
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let position = if let ChangeStore::Slot(slot) = &snapshotted.store { slot.position } else { 0 };
     replication_objects::install(&mut target, position).await?;
+    make_room(&mut target, &snapshotted.inventory.tables).await?;
     options.faults.reach("definitions", Side::After)?;
     let copied = copy_rows(options, &mut snapshotted, clients.as_deref_mut(), reporter).await;
     journal::remove_copying(&options.state, &options.source.database, number);
@@ -88,6 +90,8 @@ pub(crate) async fn create(
     let indexes = dump.complete(&deferred, options.copy_jobs, horizon == 0, gently);
     let makers = definitions::makers_condition(&options.target);
     reporter.phase("indexes", run_with_weight(&options.target, &makers, weight, reporter, indexes)).await?;
+    let triggers = ReplicaTriggers::read(&mut Link::connect(&options.source, Purpose::Statements, &[]).await?).await?;
+    triggers.disable(&mut target).await?;
     let ours = format!("pid = {}", target.pid);
     let statistics = async { Ok(statistics(&mut target).await?) };
     reporter.phase("statistics", run_with_weight(&options.target, &ours, weight, reporter, statistics)).await?;

@@ -51,6 +51,10 @@ const RESTORE: &str = "pg_restore";
 /// Setting: commits do not wait for the disk; a later commit does, before the migration relies on what was written.
 const ASYNCHRONOUS_COMMIT: (&str, &str) = ("synchronous_commit", "off");
 
+/// Settings of sessions that create extensions, whose scripts may rely on triggers of their own. The user's event triggers are
+/// not there yet.
+const PRE_DATA_SETTINGS: [(&str, &str); 2] = [ASYNCHRONOUS_COMMIT, ("session_replication_role", "origin")];
+
 /// A definition that a target rejects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RejectedDefinition {
@@ -96,7 +100,7 @@ impl Dump<'_> {
         // pg_restore connects to the database that the dump names by that name, and does not read the name as a connection
         // string.
         let how = ["--create", "--section=pre-data", "--exit-on-error"];
-        run(self.restorer(&how, "postgres", &[ASYNCHRONOUS_COMMIT]), RESTORE, "").await.map(drop)
+        run(self.restorer(&how, "postgres", &PRE_DATA_SETTINGS), RESTORE, "").await.map(drop)
     }
 
     /// Returns a script that creates the database itself, with its settings and rights; it uses the name in the dump.

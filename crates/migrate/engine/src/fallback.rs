@@ -3,12 +3,14 @@
 use crate::catalogs::{self, Definitions};
 use crate::follow_state::{FollowState, catch_up, compare_between};
 use crate::journal::{Journal, Phase, Record, SharedJournal};
+use crate::materialized_views::{refresh_before_switch, refresh_stale};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock, Witness};
 use crate::phases::{state_mut, take_state};
 use crate::progress::{Observer, Reporter};
 use crate::proxy_client::is_served;
 use crate::removal::{LOCK_TIMEOUT, end_migration, remove_others};
+use crate::replica_triggers::ReplicaTriggers;
 use crate::retry::{Outcome, name_long_rows, retry_with_any_proxy};
 use crate::switch::{self, Direction, Prepared, Side};
 use crate::{ddl_changes, fence, undo};
@@ -216,6 +218,8 @@ impl<'m, 'j> Rollback<'m, 'j> {
             let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
             inventory.retain_tables_of(&Inventory::read(&mut source).await?);
         }
+        let triggers = ReplicaTriggers::read(&mut target).await?;
+        triggers.disable(&mut Link::connect(&options.source, Purpose::Statements, &[]).await?).await?;
         let record = self.journal.record();
         let follower = Follower::start(Plan {
             source: &options.target.with_side("target"),
@@ -252,6 +256,8 @@ impl<'m, 'j> Rollback<'m, 'j> {
         let fenced = self.journal.record().fenced;
         let lifted = fence::lift_if_fenced(&self.options.source, fenced.as_ref()).await?;
         lifted.into_iter().for_each(|lost| self.reporter.warn(lost));
+        let Direction { from, to, .. } = &self.direction;
+        refresh_before_switch(from, to, self.journal, self.reporter).await?;
         let (following, witness) = (take_state(&mut self.following)?, self.witness.clone());
         let prepared = switch::prepare(self.options, self.journal, following, &self.direction, witness).await?;
         self.prepared = Some(prepared);
@@ -260,7 +266,10 @@ impl<'m, 'j> Rollback<'m, 'j> {
 
     async fn switch_over(&mut self) -> Result<(), Error> {
         let prepared = take_state(&mut self.prepared)?;
-        (self.paused, _) = switch::switch(self.options, self.journal, prepared, &self.direction, self.reporter).await?;
+        let (paused, mut left) =
+            switch::switch(self.options, self.journal, prepared, &self.direction, self.reporter).await?;
+        self.paused = paused;
+        refresh_stale(&mut left, &self.direction.to, &self.journal.record().refreshed, self.reporter).await;
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
+use crate::materialized_views::MaterializedView;
 use crate::roles::Roles;
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
@@ -164,6 +165,9 @@ pub struct Record {
     /// may find no row; foreign keys are made after it. 0 when that is done, or if the copy left no rows.
     #[serde(default)]
     pub(crate) horizon: u64,
+    /// Materialized views that were refreshed before the last switch, as they were on the side that clients left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) refreshed: Vec<MaterializedView>,
     /// Replica identities that this migration changed.
     pub(crate) identities: Vec<IdentityChange>,
     /// Connect privileges on the source before it was fenced; `None` if it never was.
@@ -670,6 +674,7 @@ mod tests {
             served_from: None,
             leads_to: None,
             horizon: 0,
+            refreshed: Vec::new(),
             identities: Vec::new(),
             fenced: None,
             fenced_target: None,

@@ -26,6 +26,9 @@
 //! its journal in another directory. Between two commands the source names the migration that owns the database, and no command
 //! works on it with another journal.
 //!
+//! Rows that no log reports are made again: materialized views by REFRESH. Triggers that would fire on what is repeated are
+//! disabled on the side that follows, until the switch.
+//!
 //! **It does not** repeat definitions (a definition or a write to a large object on the source ends the migration with its
 //! name, and clients are not affected), move large objects, or throttle clients whose load the target cannot follow: it reports
 //! that.
@@ -77,7 +80,9 @@ mod fence;
 mod follow_state;
 mod guardian;
 mod journal;
+mod materialized_views;
 mod multi_target;
+mod object_names;
 mod options;
 mod owner;
 mod phases;
@@ -86,6 +91,7 @@ mod progress;
 mod proxy_client;
 mod rehearsal;
 mod removal;
+mod replica_triggers;
 mod report;
 mod retry;
 mod roles;

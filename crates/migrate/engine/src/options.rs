@@ -55,6 +55,8 @@ pub struct Options {
     pub pause_attempts: u32,
     /// True if both sides are compared, row by row, before the switch-over.
     pub compare: bool,
+    /// True if materialized views are refreshed once more inside the pause.
+    pub refresh_at_switch: bool,
     /// Source of captured changes; `None` lets the check decide.
     pub capture: Option<Capture>,
     /// Order in which statements are repeated, if they are captured.
@@ -91,6 +93,7 @@ impl Options {
             pause_limit: Duration::from_millis(500),
             pause_attempts: 10,
             compare: true,
+            refresh_at_switch: false,
             capture: None,
             schedule: Schedule::Lsir,
             roles: Roles::default(),

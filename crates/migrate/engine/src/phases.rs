@@ -26,6 +26,7 @@ use crate::clients::Clients;
 use crate::create::{CreatedTarget, create, create_foreign_keys};
 use crate::follow_state::{FollowState, compare_between, follow};
 use crate::journal::{Capture, SharedJournal};
+use crate::materialized_views::refresh_before_switch;
 use crate::options::Options;
 use crate::owner::Witness;
 use crate::progress::Reporter;
@@ -256,7 +257,9 @@ impl<'m, 'j> Migration<'m, 'j> {
         if let Some(error) = self.failure().await {
             return Err(error);
         }
-        let (following, direction) = (take_state(&mut self.following)?, Direction::forward(&self.options));
+        let direction = Direction::forward(&self.options);
+        refresh_before_switch(&direction.from, &direction.to, self.journal, &self.reporter).await?;
+        let following = take_state(&mut self.following)?;
         let witness = self.witness.clone();
         self.prepared = Some(switch::prepare(&self.options, self.journal, following, &direction, witness).await?);
         Ok(())

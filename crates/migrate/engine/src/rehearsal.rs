@@ -8,9 +8,11 @@
 //!
 //! The name is derived from the database's name, so the next command finds and drops what a killed command left.
 
-use crate::copy::{connect_for_copy, sample};
+use crate::copy::{connect_for_copy, make_room, sample};
 use crate::create::statistics;
 use crate::definitions::{self, Dump, RejectedDefinition, major};
+use crate::materialized_views::{self, MaterializedView};
+use crate::replica_triggers::ReplicaTriggers;
 use crate::report::{Finding, Report, Verdict, leave_out, refuse, short_message};
 use crate::{Options, catalogs, values};
 use rustix::fs::MemfdFlags;
@@ -175,6 +177,8 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     let deferred = dump.deferred().await?;
     rejections.extend(dump.attempt_most(&deferred).await?);
     let mut link = connect_for_copy(scratch).await?;
+    // They would run with our rights.
+    ReplicaTriggers::read(&mut holder).await?.disable_present(&mut link).await?;
     if deferred.has_foreign_keys() {
         // Rows that a sample refers to may be missing.
         for table in &inventory.tables {
@@ -189,6 +193,13 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
         && let Err(error @ ServerError::Sql { .. }) = statistics(&mut link).await
     {
         let why = format!("statistics cannot be gathered: {}", short_message(&error.into()));
+        refuse(findings, DEFINITIONS_KIND, name, why);
+    }
+    let views = MaterializedView::all(&mut holder).await?;
+    if rejections.is_empty()
+        && let Err(error @ ServerError::Sql { .. }) = materialized_views::refresh(scratch, &views).await
+    {
+        let why = format!("a materialized view cannot be refreshed there: {}", short_message(&error.into()));
         refuse(findings, DEFINITIONS_KIND, name, why);
     }
     for RejectedDefinition { of, why } in rejections {
@@ -293,6 +304,9 @@ async fn copy_samples(
 ) -> Result<Vec<u32>, Error> {
     let mut from = Link::connect(source, Purpose::Statements, &[("statement_timeout", SAMPLE_TIMEOUT_MS)]).await?;
     let mut to = connect_for_copy(scratch).await?;
+    if all_there {
+        make_room(&mut to, &inventory.tables).await?;
+    }
     let mut untried = Vec::new();
     for table in &inventory.tables {
         let there = format!("SELECT to_regclass({})", literal(&table.qualified()));

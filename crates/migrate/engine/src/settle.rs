@@ -2,6 +2,7 @@
 
 use crate::fence;
 use crate::journal::{Capture, Journal, SharedJournal};
+use crate::materialized_views::refresh_stale;
 use crate::options::Options;
 use crate::progress::Reporter;
 use crate::removal::remove_others;
@@ -25,6 +26,7 @@ pub(crate) async fn settle(
     }
     replication_objects::withdraw(&mut source).await?;
     remove_others(options, journal, &mut source).await?.into_iter().for_each(|left| reporter.warn(left));
+    refresh_stale(&mut source, &options.target, &record.refreshed, reporter).await;
     // This comes last: it records that everything before is done.
     replication_objects::drop_slot(&mut source, &record.slot()).await?;
     journal.lock().update(|record| record.settled = true)

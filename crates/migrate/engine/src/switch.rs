@@ -17,10 +17,12 @@ use crate::catalogs::{self, CatalogState};
 use crate::fence::Grant;
 use crate::follow_state::{FollowState, catch_up};
 use crate::journal::{Phase, Record, SharedJournal};
+use crate::materialized_views::{self, MaterializedView};
 use crate::options::Options;
 use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, retry_until_takeover};
+use crate::replica_triggers::ReplicaTriggers;
 use crate::{Roles, fence, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
@@ -113,6 +115,7 @@ struct PauseConnections {
     catalog_state: CatalogState,
     /// Marks of roles; empty if roles are not moved.
     roles: Vec<Row>,
+    triggers: ReplicaTriggers,
     to: Link,
 }
 
@@ -126,6 +129,7 @@ impl PauseConnections {
         let mut connections = PauseConnections {
             beside: fence::connect_for_fencing(&direction.from).await?,
             from: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
+            triggers: ReplicaTriggers::read(&mut checker).await?,
             checker,
             catalog_state,
             roles,
@@ -161,7 +165,9 @@ pub(crate) async fn prepare(
             replication_objects::create_slot(&direction.to, &slot, false, options.snapshot_limit).await?.position;
         // Changes that are repeated from here to the switch carry our stamps, and are not sent back.
         journal.lock().update(|record| record.back_from = position)?;
-        let definitions = catalogs::read(&mut to).await?;
+        let triggers =
+            ReplicaTriggers::read(&mut Link::connect(&direction.from, Purpose::Statements, &[]).await?).await?;
+        let definitions = triggers.look_enabled(&mut to, async |to| catalogs::read(to).await).await?;
         journal.lock().keep_definitions(&definitions)?;
     }
     if direction.creates_roles(options) {
@@ -308,7 +314,7 @@ async fn work_in_pause(
     reporter: &Reporter,
     limit: Duration,
 ) -> Result<(), Error> {
-    let PauseConnections { beside, from, checker, catalog_state, roles, to } = connections;
+    let PauseConnections { beside, from, checker, catalog_state, roles, triggers, to } = connections;
     let Prepared { following: FollowState { follower, inventory, .. }, proxy, grants, witness, .. } = prepared;
     let database = &direction.from.database;
     let begun = Instant::now();
@@ -352,10 +358,13 @@ async fn work_in_pause(
     if !outdated.is_empty() {
         return Err(Error::CatalogsChanged(outdated));
     }
+    if options.refresh_at_switch {
+        materialized_views::refresh(&direction.to, &MaterializedView::all(from).await?).await?;
+    }
     // This commit is synchronous: after it, everything that the apply workers wrote is on disk.
     let migration = literal(&journal.record().migration);
     let epoch = format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)");
-    to.query(&(numbers + &epoch)).await?;
+    to.query(&(numbers + &triggers.enable + &epoch)).await?;
     // After all work that takes time: from here on only the proxy decides, and all clients of one pause go to the same side.
     if let Some(witness) = witness {
         witness.check_held(if direction.side() == Side::Target { beside } else { to }).await?;

@@ -40,7 +40,7 @@ pub(crate) async fn tables_with_long_values(source: &Server) -> Result<Vec<Strin
 }
 
 /// Connects, and lists the tables smallest first, so that most of them are checked before the time is over.
-async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error> {
+pub(crate) async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut tables = Inventory::read(&mut link).await?.tables;
     tables.sort_by_key(|table| table.bytes);
@@ -48,7 +48,7 @@ async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error>
 }
 
 /// Runs a query about a table in the time that is left; the inner error is the reason why it has no answer.
-async fn run_check_query(
+pub(crate) async fn run_check_query(
     link: &mut Link,
     sql: &str,
     begun: Instant,
@@ -63,7 +63,7 @@ async fn run_check_query(
 }
 
 /// Adds a finding about tables that were not checked.
-fn report_unchecked(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
+pub(crate) fn report_unchecked(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
     const NAMED_MAX: usize = 5;
     if left.is_empty() {
         return;

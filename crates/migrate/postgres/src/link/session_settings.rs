@@ -11,8 +11,8 @@ enum Availability {
     AtLogin,
     /// The server has this major version or a newer one.
     Since(u32),
-    /// Our role is a superuser.
-    AsSuperuser,
+    /// Our role is a superuser, and the server has this major version or a newer one.
+    AsSuperuserSince(u32),
 }
 
 /// A setting, with the value that our sessions use.
@@ -22,12 +22,22 @@ struct PinnedSetting {
     when: Availability,
 }
 
+impl PinnedSetting {
+    /// Returns true if a server of this major version has the setting.
+    fn is_known(&self, major: u32) -> bool {
+        match self.when {
+            Availability::AtLogin => true,
+            Availability::Since(first) | Availability::AsSuperuserSince(first) => major >= first,
+        }
+    }
+}
+
 const fn pinned(name: &'static str, value: &'static str, when: Availability) -> PinnedSetting {
     PinnedSetting { name, value, when }
 }
 
 /// Settings that could end a session, make a statement fail, or change its effect.
-const BEHAVIOUR_SETTINGS: [PinnedSetting; 22] = [
+const BEHAVIOUR_SETTINGS: [PinnedSetting; 23] = [
     pinned("statement_timeout", "0", Availability::AtLogin),
     pinned("lock_timeout", "0", Availability::AtLogin),
     pinned("idle_session_timeout", "0", Availability::AtLogin),
@@ -37,22 +47,25 @@ const BEHAVIOUR_SETTINGS: [PinnedSetting; 22] = [
     // PostgreSQL's default: without a time-out, a sender whose reader is gone would keep its slot.
     pinned("wal_sender_timeout", "60s", Availability::AtLogin),
     pinned("exit_on_error", "off", Availability::AtLogin),
-    pinned("temp_file_limit", "-1", Availability::AsSuperuser),
+    pinned("temp_file_limit", "-1", Availability::AsSuperuserSince(0)),
     pinned("default_transaction_isolation", "read committed", Availability::AtLogin),
     // A database or a role with this default (a fenced one) must still accept what is replayed.
     pinned("default_transaction_read_only", "off", Availability::AtLogin),
     pinned("default_transaction_deferrable", "off", Availability::AtLogin),
     pinned("role", "none", Availability::AtLogin),
     pinned("row_security", "off", Availability::AtLogin),
-    pinned("session_replication_role", "origin", Availability::AsSuperuser),
+    // Neither triggers nor event triggers of the user fire on what we define or repeat: their effects are repeated too. Newer
+    // servers can prevent even those that are enabled always.
+    pinned("session_replication_role", "replica", Availability::AsSuperuserSince(0)),
+    pinned("event_triggers", "off", Availability::AsSuperuserSince(17)),
     pinned("default_tablespace", "", Availability::AtLogin),
     pinned("default_table_access_method", "heap", Availability::AtLogin),
     pinned("xmloption", "content", Availability::AtLogin),
     pinned("icu_validation_level", "warning", Availability::Since(16)),
     // The time to compile would be part of the pause.
     pinned("jit", "off", Availability::AtLogin),
-    pinned("zero_damaged_pages", "off", Availability::AsSuperuser),
-    pinned("ignore_checksum_failure", "off", Availability::AsSuperuser),
+    pinned("zero_damaged_pages", "off", Availability::AsSuperuserSince(0)),
+    pinned("ignore_checksum_failure", "off", Availability::AsSuperuserSince(0)),
 ];
 
 /// Settings for the text form of values, the same on both servers. Programs of PostgreSQL set their own.
@@ -88,7 +101,7 @@ pub(super) fn after_login(major: u32, superuser: bool, is_bytes: bool, own: &[(&
     let may = |pinned: &&PinnedSetting| match pinned.when {
         Availability::AtLogin => false,
         Availability::Since(first) => major >= first,
-        Availability::AsSuperuser => superuser,
+        Availability::AsSuperuserSince(first) => superuser && major >= first,
     };
     let due = BEHAVIOUR_SETTINGS.iter().filter(may).filter(|pinned| !is_among(own, pinned.name));
     let due = due.map(|pinned| (pinned.name, pinned.value)).chain(is_bytes.then_some(("client_encoding", "SQL_ASCII")));
@@ -99,8 +112,7 @@ pub(super) fn after_login(major: u32, superuser: bool, is_bytes: bool, own: &[(&
 /// `PGOPTIONS` of a program that connects to a server of this major version as a superuser; `own` takes precedence over pinned
 /// settings.
 pub fn options(major: u32, own: &[(&str, &str)]) -> String {
-    let known =
-        BEHAVIOUR_SETTINGS.iter().filter(|pinned| !matches!(pinned.when, Availability::Since(first) if major < first));
+    let known = BEHAVIOUR_SETTINGS.iter().filter(|pinned| pinned.is_known(major));
     let known = known.map(|pinned| (pinned.name, pinned.value)).filter(|(name, _)| !is_among(own, name));
     let option = |(name, value): (&str, &str)| format!("-c {name}={}", value.replace('\\', "\\\\").replace(' ', "\\ "));
     known.chain(own.iter().copied()).map(option).collect::<Vec<_>>().join(" ")
@@ -156,8 +168,6 @@ mod tests {
         // Programs of PostgreSQL set them, and our statements create no functions.
         "check_function_bodies",
         "restrict_nonsystem_relation_kind",
-        // The check refuses event triggers.
-        "event_triggers",
         // Storage and maintenance of what is written.
         "default_toast_compression",
         "gin_pending_list_limit",
@@ -262,7 +272,7 @@ mod tests {
         let other = |pinned: &PinnedSetting| match pinned.name {
             "default_transaction_isolation" => "serializable",
             "role" => "guest",
-            "session_replication_role" => "replica",
+            "session_replication_role" => "origin",
             "default_tablespace" => "pg_global",
             "default_table_access_method" => "other",
             "xmloption" => "document",
@@ -274,10 +284,7 @@ mod tests {
             },
         };
         cluster.sql("postgres", "CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler");
-        let known: Vec<&PinnedSetting> = BEHAVIOUR_SETTINGS
-            .iter()
-            .filter(|pinned| !matches!(pinned.when, Availability::Since(first) if major < first))
-            .collect();
+        let known: Vec<&PinnedSetting> = BEHAVIOUR_SETTINGS.iter().filter(|pinned| pinned.is_known(major)).collect();
         for pinned in &known {
             cluster.sql("postgres", &format!("ALTER ROLE mover SET {} = '{}'", pinned.name, other(pinned)));
         }

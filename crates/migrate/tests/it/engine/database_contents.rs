@@ -6,7 +6,7 @@ use crate::engine::support::{Bench, proxy, sums};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_engine::{AcceptedRestrictions, Error, Observer, Options, State, check, run};
+use stillpoint_migrate_engine::{AcceptedRestrictions, Error, Observer, Options, State, check, fallback, run};
 use stillpoint_testing::postgresql::{Cluster, Load, available};
 
 /// Times at which a line is written to.
@@ -189,6 +189,39 @@ const MOVED: &[Line] = &[
         "TRUNCATE cleared RESTART IDENTITY CASCADE; INSERT INTO cleared (v) VALUES (7); INSERT INTO hangs_on (c) SELECT \
          min(id) FROM cleared;",
     ),
+    line(
+        "triggers and rules with ENABLE ALWAYS or REPLICA",
+        "CREATE TABLE guarded (id serial PRIMARY KEY, v int); CREATE TABLE guards (id serial PRIMARY KEY, what text); \
+         CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.guards (what) VALUES (TG_NAME); \
+         RETURN NEW; END'; CREATE TRIGGER always AFTER INSERT OR UPDATE ON guarded FOR EACH ROW EXECUTE FUNCTION guard(); \
+         CREATE TRIGGER elsewhere AFTER INSERT ON guarded FOR EACH ROW EXECUTE FUNCTION guard(); ALTER TABLE guarded ENABLE \
+         ALWAYS TRIGGER always; ALTER TABLE guarded ENABLE REPLICA TRIGGER elsewhere; CREATE RULE always AS ON UPDATE TO guarded \
+         DO ALSO INSERT INTO guards (what) VALUES ('rule'); ALTER TABLE guarded ENABLE ALWAYS RULE always",
+        "INSERT INTO guarded (v) VALUES (1); UPDATE guarded SET v = v + 1 WHERE id % 7 = 1;",
+    ),
+    line(
+        "columns of regclass, regtype and their like",
+        "CREATE TABLE named (id serial PRIMARY KEY, c regclass, p regprocedure, t regtype, cs regclass[], n regnamespace, \
+         r regrole); CREATE TABLE by_name (c regclass PRIMARY KEY, v int); INSERT INTO by_name VALUES ('named', 0), ('pg_class', 0); \
+         INSERT INTO named (c) VALUES (4000000000)",
+        "INSERT INTO named (c, p, t, cs, n, r) VALUES ('by_name', 'lower(text)', 'by_name[]', '{named,named_id_seq,pg_class}', \
+         'public', 'postgres'); UPDATE by_name SET v = v + 1 WHERE c = 'named'::regclass; UPDATE named SET c = 'named' WHERE id % 5 \
+         = 1;",
+    ),
+    in_rounds(
+        "materialized views",
+        "CREATE TABLE counted (id serial PRIMARY KEY, v int); CREATE MATERIALIZED VIEW totals AS SELECT count(*) AS n FROM counted; CREATE MATERIALIZED VIEW above AS SELECT n FROM \
+         totals; CREATE UNIQUE INDEX ON totals (n); CREATE MATERIALIZED VIEW hollow AS SELECT 1 AS a WITH NO DATA",
+        "INSERT INTO counted (v) VALUES (1); REFRESH MATERIALIZED VIEW CONCURRENTLY totals; REFRESH MATERIALIZED VIEW above;",
+    ),
+    line(
+        "rows of the user in tables of extensions",
+        // An extension's script does the same for a table whose rows are the user's.
+        "CREATE TABLE settings (id serial PRIMARY KEY, shipped bool); UPDATE pg_extension SET extconfig = \
+         ARRAY['settings'::regclass::oid], extcondition = ARRAY['WHERE NOT shipped'] WHERE extname = 'plpgsql'; \
+         INSERT INTO settings (shipped) VALUES (true), (false)",
+        "INSERT INTO settings (shipped) VALUES (false);",
+    ),
     line("COPY", "CREATE TABLE copied (id serial PRIMARY KEY, v int)", "COPY copied (v) FROM PROGRAM 'seq 1 50';"),
     line(
         "MERGE",
@@ -277,9 +310,20 @@ const BY_ROWS: &[(&str, ByRows)] = &[
         ),
     ),
     ("TRUNCATE", ByRows::Ends("TRUNCATE")),
+    ("triggers and rules with ENABLE ALWAYS or REPLICA", ByRows::Refused("public.guarded: ")),
+    ("columns of regclass, regtype and their like", ByRows::Refused("public.named.c: only the log")),
+    ("materialized views", ByRows::Ends("REFRESH cannot return the rows")),
+    ("rows of the user in tables of extensions", ByRows::Moved),
     ("COPY", ByRows::Ends("COPY FROM cannot return the rows")),
     ("MERGE", ByRows::Ends("MERGE")),
 ];
+
+/// Moved, and not written to.
+const EVENT_TRIGGERS: &str = "event triggers";
+
+/// Forbids the definitions that a migration makes on either server.
+const NO_DEFINITIONS: &str = "CREATE FUNCTION forbid() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN RAISE \
+    ''forbidden: %'', tg_tag; END'; CREATE EVENT TRIGGER forbidding ON ddl_command_start WHEN TAG IN ('ALTER PUBLICATION', 'COMMENT', 'CREATE PUBLICATION', 'CREATE SCHEMA', 'DROP PUBLICATION', 'DROP SCHEMA') EXECUTE FUNCTION forbid()";
 
 /// Tables that move without their rows, as the operator accepted.
 const UNLOGGED: &str = "unlogged tables";
@@ -334,6 +378,7 @@ async fn every_line_of_the_manual_page_arrives() {
     bench.target.sql("postgres", "CREATE TYPE a AS ENUM (); DROP TYPE a; CREATE TYPE b AS ENUM (); DROP TYPE b");
     MOVED.iter().for_each(|line| drop(bench.source.sql("shop", line.setup)));
     bench.source.sql("shop", "CREATE UNLOGGED TABLE scratch (a int); INSERT INTO scratch VALUES (1)");
+    bench.source.sql("shop", NO_DEFINITIONS);
     let scripts: Vec<Script> = MOVED.iter().map(|line| Script::of(&bench.source, line, line.write)).collect();
     round(&bench.source, bench.source.port(), &scripts);
     bench.fake_proxy.lock().unwrap().loads.push(load(&bench.source, bench.source.port(), &scripts));
@@ -344,13 +389,22 @@ async fn every_line_of_the_manual_page_arrives() {
     let counted = Arc::clone(&rounds);
     let observer: Observer = Arc::new(move |event: Event| {
         println!("{:?}", event.kind);
-        let EventKind::PhaseStarted { phase, .. } = &event.kind else { return };
-        if ["catch-up", "compare"].contains(&phase.as_str()) {
-            round(&writing.source, writing.source.port(), &scripts);
-            *counted.lock().unwrap() += 1;
+        let EventKind::PhaseStarted { phase, operation } = &event.kind else { return };
+        match phase.as_str() {
+            "catch-up" | "compare" if operation == "migrate" => {
+                round(&writing.source, writing.source.port(), &scripts);
+                *counted.lock().unwrap() += 1;
+            }
+            // The other side has refreshed its own by now.
+            "switch-over" if operation == "migrate" => {
+                drop(
+                    writing.source.sql("shop", "INSERT INTO counted (v) VALUES (2); REFRESH MATERIALIZED VIEW totals"),
+                );
+            }
+            _ => {}
         }
     });
-    run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    run(&options, Arc::clone(&observer)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(*rounds.lock().unwrap(), 2, "every line was written while the migration was under way");
 
     bench.look_into_source("shop");
@@ -358,7 +412,8 @@ async fn every_line_of_the_manual_page_arrives() {
     assert_eq!(both("SELECT count(*) FROM scratch"), ["1", "0"], "{UNLOGGED}");
     let logged = |cluster| {
         let sums = sums(cluster, "shop");
-        sums.lines().filter(|line| !line.starts_with("scratch|")).map(String::from).collect::<Vec<_>>()
+        let apart = |line: &&str| ["scratch|", "settings|"].iter().any(|table| line.starts_with(table));
+        sums.lines().filter(|line| !apart(line)).map(String::from).collect::<Vec<_>>()
     };
     assert_eq!(logged(&bench.source), logged(&bench.target));
     for sequence in ["tickets", "numbered_id_seq", "rekeys", "cleared_id_seq"] {
@@ -371,6 +426,42 @@ async fn every_line_of_the_manual_page_arrives() {
     assert_eq!(source, target, "constraints are there again, and hold");
     let [source, target] = both("SELECT 'mood'::regtype::oid, 'citext'::regtype::oid");
     assert_ne!(source, target, "numbers of types differ, or nothing was shown about them");
+    let [source, target] = both("SELECT array_agg(id ORDER BY id) FROM settings WHERE NOT shipped");
+    assert_eq!(source, target, "rows of the user in a table of an extension");
+    assert_eq!(both("SELECT count(*) FROM settings WHERE shipped"), ["1", "0"], "the extension makes these itself");
+
+    let views = "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relkind = 'm' AND relispopulated";
+    assert_eq!(both(views), ["above totals", "above totals"]);
+    let newest = "SELECT (SELECT n FROM totals) = (SELECT count(*) FROM counted)";
+    assert_eq!(
+        bench.target.sql("shop", newest),
+        "t",
+        "the view was refreshed on the source after the target's first REFRESH"
+    );
+    let firing = "SELECT string_agg(concat_ws(' ', tgname, tgenabled), ', ' ORDER BY tgname, tgrelid::regclass::text) FROM \
+                  pg_trigger WHERE NOT tgisinternal UNION ALL SELECT string_agg(concat(rulename, ev_enabled), ', ' ORDER BY \
+                  rulename, ev_class::regclass::text) FROM pg_rewrite WHERE rulename <> '_RETURN' UNION ALL SELECT \
+                  string_agg(concat(evtname, evtenabled), ', ') FROM pg_event_trigger";
+    let [source, target] = both(firing);
+    assert_eq!(source, target, "triggers, rules and event triggers fire when they fired on the source");
+    assert!(
+        target.contains("always A") && target.contains("elsewhere R") && target.contains("forbiddingO"),
+        "{target}"
+    );
+    let forbidden = bench.target.try_sql("shop", "COMMENT ON TABLE named IS 'x'").unwrap_err();
+    assert!(forbidden.contains("forbidden: COMMENT"), "{EVENT_TRIGGERS}: {forbidden}");
+
+    // The target's extension does not know of the table, and its rows are all the user's there.
+    bench.source.sql("shop", "BEGIN READ WRITE; DELETE FROM settings WHERE shipped; COMMIT");
+    // On the way back the source follows, and its own triggers do not fire either.
+    bench.target.sql("shop", "INSERT INTO guarded (v) VALUES (7); INSERT INTO counted (v) VALUES (7)");
+    fallback(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(bench.source.sql("shop", firing), source);
+    assert_eq!(bench.source.sql("shop", newest), "t", "refreshed before clients were back");
+    let guards = "SELECT (SELECT count(*) FROM guards WHERE what = 'always') >= (SELECT count(*) FROM guarded), \
+                  (SELECT count(*) FROM guards WHERE what = 'elsewhere'), (SELECT count(*) FROM guarded WHERE v = 7)";
+    assert_eq!(bench.source.sql("shop", guards), "t|0|1");
+    bench.assert_clean("shop");
 }
 
 /// Sources whose log has no row changes, with the lines that `of` selects; their databases are set up.
@@ -417,7 +508,12 @@ async fn what_images_of_rows_can_carry_arrives() {
     let ended = ended.lock().unwrap();
     assert!(ended.len() == 1 && ended[0].success && ended[0].failed == 0, "{ended:?}");
     let (source, target) = bench.sums("shop");
-    assert_eq!(source, target);
+    // A row of the extension itself is on one side only.
+    let moved =
+        |sums: &str| sums.lines().filter(|line| !line.starts_with("settings|")).map(String::from).collect::<Vec<_>>();
+    assert_eq!(moved(&source), moved(&target));
+    let own = "SELECT array_agg(id ORDER BY id) FROM settings WHERE NOT shipped";
+    assert_eq!(bench.source.sql("shop", own), bench.target.sql("shop", own));
     for line in source.lines() {
         assert!(!line.contains("|0|"), "something was written to each: {line}");
     }
@@ -464,7 +560,7 @@ async fn what_cannot_be_known_before_ends_a_migration_by_images_of_rows() {
 fn the_manual_page_lists_every_line() {
     let page = include_str!("../../../../../man/stillpoint-migrate.1");
     let page = page.replace("\\-", "-");
-    for what in MOVED.iter().map(|line| line.what).chain([UNLOGGED]) {
+    for what in MOVED.iter().map(|line| line.what).chain([UNLOGGED, EVENT_TRIGGERS]) {
         assert!(page.contains(&format!("\n{what}\n")), "{what} is tested, and not listed");
     }
     assert!(MOVED.iter().map(|line| line.what).eq(BY_ROWS.iter().map(|(what, _)| *what)), "both have the same lines");
