@@ -303,10 +303,11 @@ async fn read_indexes(
     tables: &mut BTreeMap<u32, TableDef>,
     positions: &BTreeMap<(u32, i32), usize>,
 ) -> Result<(), Error> {
-    // NULLS NOT DISTINCT exists since version 15; this query works on older servers too.
+    // A deferrable key identifies no row in the log, and no row can be written by it. A session that replays does not check
+    // deferrable constraints, so no order of changes violates them. NULLS NOT DISTINCT exists since version 15; this query works on older servers too.
     let rows = link
         .query(
-            "SELECT i.indrelid, i.indexrelid, i.indisprimary, i.indisexclusion OR i.indexprs IS NOT NULL, \
+            "SELECT i.indrelid, i.indexrelid, i.indisprimary AND i.indimmediate, i.indisexclusion OR i.indexprs IS NOT NULL, \
              array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' '), \
              coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::bool, false) \
              FROM pg_index i WHERE (i.indisunique OR i.indisexclusion) AND i.indisvalid ORDER BY 1, 2",

@@ -487,13 +487,6 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
          pg_event_trigger e WHERE NOT {event_triggers}",
     ),
     (
-        "deferrable key",
-        Verdict::Refused,
-        "SELECT n.nspname || '.' || k.conname, 'a deferrable unique, primary or exclusion constraint: no order of \
-         replay is known to satisfy it at every moment' FROM pg_constraint k JOIN pg_namespace n ON n.oid = \
-         k.connamespace WHERE k.condeferrable AND k.contype IN ('u', 'p', 'x') AND {user}",
-    ),
-    (
         "large objects",
         Verdict::Refused,
         "SELECT count(*)::text, 'pgoutput does not report their changes' FROM pg_largeobject_metadata HAVING count(*) \

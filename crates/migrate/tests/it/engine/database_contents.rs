@@ -214,6 +214,16 @@ const MOVED: &[Line] = &[
          totals; CREATE UNIQUE INDEX ON totals (n); CREATE MATERIALIZED VIEW hollow AS SELECT 1 AS a WITH NO DATA",
         "INSERT INTO counted (v) VALUES (1); REFRESH MATERIALIZED VIEW CONCURRENTLY totals; REFRESH MATERIALIZED VIEW above;",
     ),
+    in_rounds(
+        "deferrable unique, primary and exclusion constraints",
+        "CREATE TABLE ranked (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, pos int UNIQUE DEFERRABLE, v int); CREATE TABLE \
+         spans (id serial PRIMARY KEY, during int4range, EXCLUDE USING gist (during WITH &&) DEFERRABLE INITIALLY DEFERRED); \
+         INSERT INTO ranked SELECT i, i, 0 FROM generate_series(1, 20) i; INSERT INTO spans (during) SELECT int4range(i * 10, i \
+         * 10 + 10) FROM generate_series(1, 20) i",
+        "UPDATE ranked SET pos = 21 - pos, v = v + 1; BEGIN; UPDATE ranked SET id = 21 - id; INSERT INTO ranked VALUES (20, 99, \
+         0); DELETE FROM ranked WHERE pos = 99; COMMIT; UPDATE spans SET during = int4range(lower(during) + 10, upper(during) + \
+         10);",
+    ),
     line(
         "rows of the user in tables of extensions",
         // An extension's script does the same for a table whose rows are the user's.
@@ -313,6 +323,14 @@ const BY_ROWS: &[(&str, ByRows)] = &[
     ("triggers and rules with ENABLE ALWAYS or REPLICA", ByRows::Refused("public.guarded: ")),
     ("columns of regclass, regtype and their like", ByRows::Refused("public.named.c: only the log")),
     ("materialized views", ByRows::Ends("REFRESH cannot return the rows")),
+    (
+        "deferrable unique, primary and exclusion constraints",
+        // A deferrable key counts as none.
+        ByRows::MovedBut(
+            "INSERT INTO ranked SELECT max(id) + 1, max(pos) + 1, 0 FROM ranked; UPDATE spans SET during = int4range(lower(during) + 10, upper(during) + \
+             10);",
+        ),
+    ),
     ("rows of the user in tables of extensions", ByRows::Moved),
     ("COPY", ByRows::Ends("COPY FROM cannot return the rows")),
     ("MERGE", ByRows::Ends("MERGE")),
