@@ -8,6 +8,7 @@ mod proxy;
 mod run;
 mod servers;
 mod status;
+mod switch;
 
 use crate::output::{Failure, Output};
 
@@ -24,6 +25,8 @@ pub(crate) enum Command {
     Check(check::Args),
     /// Move a database to another server.
     Run(Box<run::Args>),
+    /// Order a command that holds to move clients, now or under conditions.
+    Switch(switch::Args),
     /// Show the progress and state of a migration.
     Status(status::Args),
     /// End a migration before clients change sides, and restore both servers.
@@ -45,6 +48,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Detach(args) => attach::run_detach(&args, output),
         Command::Check(args) => check::run(&args, output),
         Command::Run(args) => run::run(&args, output),
+        Command::Switch(args) => switch::run(&args, output),
         Command::Status(args) => status::run(&args, output),
         Command::Abort(args) => fallback::abort(&args, output),
         Command::Fallback(args) => fallback::fallback(&args, output),

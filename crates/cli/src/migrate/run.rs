@@ -1,10 +1,10 @@
 //! `stillpoint migrate run`: moves a database and its clients.
 
 use super::check;
-use super::servers::run_watched;
+use super::servers::{block_on, failure, run_watched};
 use crate::output::{Failure, Output};
-use std::time::Duration;
-use stillpoint_migrate_engine::{Outcome, run as migrate};
+use std::time::{Duration, Instant};
+use stillpoint_migrate_engine::{Options, Outcome, Phase, SwitchHooks, finish, run as migrate, status};
 
 /// Arguments of `stillpoint migrate run`.
 #[derive(clap::Args)]
@@ -23,6 +23,19 @@ pub(crate) struct Args {
     /// Maximum time that the snapshot waits for older transactions to end.
     #[arg(long, value_parser = crate::patch::duration, default_value = "60s", value_name = "TIME")]
     snapshot_timeout: Duration,
+    /// Follow until `stillpoint migrate switch` orders clients to move.
+    #[arg(long)]
+    hold: bool,
+    /// Shell command to run before clients are paused, with a description of the migration in JSON on its standard
+    /// input. If it fails, clients stay.
+    #[arg(long, value_name = "COMMAND")]
+    before_switch: Option<String>,
+    /// Shell command to run after clients have moved, with the same input.
+    #[arg(long, value_name = "COMMAND")]
+    after_switch: Option<String>,
+    /// Run `finish` this long after clients have moved; until then the command keeps running.
+    #[arg(long, value_parser = crate::patch::duration, value_name = "TIME")]
+    finish_after: Option<Duration>,
     /// Only check; change nothing.
     #[arg(long)]
     dry_run: bool,
@@ -71,6 +84,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     }
     (options.copy_jobs, options.share) = (args.copy_jobs, args.share);
     options.snapshot_limit = args.snapshot_timeout;
+    options.hold = args.hold;
+    options.hooks = SwitchHooks { before_switch: args.before_switch.clone(), after_switch: args.after_switch.clone() };
     if args.dry_run {
         return check::examine(&args.what, false, output);
     }
@@ -85,5 +100,29 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             output.line(format_args!("{}: clients are already on the target", options.source.database))
         }
     }
+    args.finish_after.map_or(Ok(()), |after| finish_later(after, &options, output))
+}
+
+/// Ends the migration after some time, unless the operator has ended it or rolled it back meanwhile.
+fn finish_later(after: Duration, options: &Options, output: &Output) -> Result<(), Failure> {
+    let database = &options.source.database;
+    let begun = Instant::now();
+    output.line(format_args!("{database}: the migration is finished in {} s; Ctrl-C leaves it open", after.as_secs()));
+    let is_open = || {
+        let status = block_on(status(options))?.map_err(|error| Failure::failed(error, "clients are on the target"))?;
+        Ok(status.record.is_some_and(|record| record.phase == Phase::Switched))
+    };
+    while begun.elapsed() < after {
+        std::thread::sleep(FINISH_INTERVAL.min(after - begun.elapsed()));
+        if !is_open()? {
+            output.line(format_args!("{database}: the migration was ended by another command"));
+            return Ok(());
+        }
+    }
+    block_on(finish(options))?.map_err(failure)?;
+    output.line(format_args!("{database}: the migration is finished"));
     Ok(())
 }
+
+/// Interval between two looks at a migration that is to be finished later.
+const FINISH_INTERVAL: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 
 use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Exit, Failure, Output, copied};
-use stillpoint_migrate_engine::{CopyProgress, Phase, status};
+use stillpoint_migrate_engine::{CopyProgress, FollowLoad, Phase, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
@@ -63,6 +63,14 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     match status.serving {
         Some(side) => output.line(format_args!("clients are on the {side}")),
         None => output.line("the proxy does not report which side serves clients"),
+    }
+    if let Some(holding) = &status.holding {
+        let FollowLoad { lag_s, lag_bytes, tps } = holding.load;
+        output.line(format_args!(
+            "it is ready, and holds: {:.0} ms and {lag_bytes} bytes behind, {tps:.0} transactions a second; clients stay: {}",
+            lag_s * 1e3,
+            holding.why_not
+        ));
     }
     if let Some(who) = &status.at_work {
         output.line(format_args!("a command is working on it: {who}"));

@@ -61,6 +61,14 @@ pub enum Error {
     /// A session waits for a lock that the copy holds.
     #[error("the copy's locks block {0}")]
     InTheWay(String),
+    /// A command of the operator failed.
+    #[error("the hook {hook} vetoed: {why}")]
+    Vetoed {
+        /// Moment at which it ran.
+        hook: String,
+        /// Its status.
+        why: String,
+    },
     /// The two sides hold different rows.
     #[error("source and target differ in {}", .0.join(", "))]
     Differs(Vec<String>),

@@ -5,6 +5,7 @@ use crate::checksum::Comparison;
 use crate::clients::{Clients, SpeedController};
 use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
+use crate::switch_order::FollowLoad;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
@@ -15,6 +16,9 @@ use stillpoint_migrate_postgres::link::{Link, Purpose, Server};
 
 /// Lag at which a replay has caught up.
 const CAUGHT_UP_LAG: Duration = Duration::from_millis(200);
+/// Time over which transactions are counted, and after which a lag counts as at least that long.
+const LOAD_MEASURED_MIN: Duration = Duration::from_millis(500);
+const LAG_MEASURED_MAX: Duration = Duration::from_secs(5);
 /// Limits of repeated transactions a second, within what clients tolerate.
 const REPLAY_BOUNDS: Bounds = Bounds::of_rate(100, 4000);
 
@@ -95,6 +99,24 @@ pub(crate) async fn catch_up(following: &mut FollowState, source: &mut Link, rep
             return Ok(());
         }
     }
+}
+
+/// Measures how far the replay is behind, for a few seconds at most.
+pub(crate) async fn load(following: &mut FollowState, source: &mut Link) -> Result<FollowLoad, Error> {
+    let (begun, applied) = (Instant::now(), following.follower.status().applied);
+    let wanted = following.follower.mark().await?;
+    let mut lag = None;
+    while begun.elapsed() < LOAD_MEASURED_MIN || lag.is_none() && begun.elapsed() < LAG_MEASURED_MAX {
+        if let Some(error) = following.follower.failure().await {
+            return Err(error);
+        }
+        if lag.is_none() && following.follower.status().position >= wanted {
+            lag = Some(begun.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let tps = (following.follower.status().applied - applied) as f64 / begun.elapsed().as_secs_f64();
+    Ok(FollowLoad::new(lag.unwrap_or(begun.elapsed()), following.follower.lag_bytes(source).await?, tps))
 }
 
 /// Compares both sides, each part at one moment, while clients continue.

@@ -281,6 +281,44 @@ pub(crate) fn publish_copying(state: &Path, database: &str, number: usize, copyi
     let _ = Directory::of_file(&path).and_then(|(directory, name)| directory.write(name, &text));
 }
 
+/// Writes a file beside a database's journal.
+pub(crate) fn write_beside(state: &Path, database: &str, name: &str, value: &impl Serialize) -> Result<(), Error> {
+    let path = journal_path(state, database)?.with_extension(name);
+    let wrong = |error: serde_json::Error| Error::Journal { path: path.clone(), source: error.into() };
+    let text = serde_json::to_vec(value).map_err(wrong)?;
+    let (directory, name) = Directory::of_file(&path)?;
+    directory.write(name, &text)?;
+    Ok(())
+}
+
+/// Reads such a file; `None` if there is none, or if it `must_be_fresh` and its writer is gone.
+pub(crate) fn read_beside<T: DeserializeOwned>(
+    state: &Path,
+    database: &str,
+    name: &str,
+    must_be_fresh: bool,
+) -> Result<Option<T>, Error> {
+    let path = journal_path(state, database)?.with_extension(name);
+    if must_be_fresh && !is_fresh(&path) { Ok(None) } else { read(&path) }
+}
+
+/// Returns true if there is such a file.
+pub(crate) fn is_beside(state: &Path, database: &str, name: &str) -> Result<bool, Error> {
+    Ok(read_beside::<serde_json::Value>(state, database, name, false)?.is_some())
+}
+
+/// Removes such a file.
+pub(crate) fn remove_beside(state: &Path, database: &str, name: &str) -> Result<(), Error> {
+    Ok(remove(&journal_path(state, database)?.with_extension(name))?)
+}
+
+/// Returns true if a file that is written again and again is not from a command that is gone.
+fn is_fresh(path: &Path) -> bool {
+    let Ok(written) = path.metadata().and_then(|told| told.modified()) else { return false };
+    // If the clock was set back, the file counts as fresh.
+    written.elapsed().map_or(true, |age| age < PROGRESS_AGE_MAX)
+}
+
 /// Removes the published progress when a copy has ended.
 pub(crate) fn remove_copying(state: &Path, database: &str, number: usize) {
     let _ = copying_path(state, database, number).map(|path| remove(&path));
@@ -289,10 +327,7 @@ pub(crate) fn remove_copying(state: &Path, database: &str, number: usize) {
 /// Published progress of a copy; `None` if no running copy publishes it.
 pub(crate) fn copying(state: &Path, database: &str, number: usize) -> Option<CopyProgress> {
     let path = copying_path(state, database, number).ok()?;
-    let written = path.metadata().and_then(|told| told.modified()).ok()?;
-    // If the clock was set back, the file counts as fresh.
-    let fresh = written.elapsed().map_or(true, |age| age < PROGRESS_AGE_MAX);
-    read(&path).ok()?.filter(|_| fresh)
+    read(&path).ok()?.filter(|_| is_fresh(&path))
 }
 
 fn copying_path(state: &Path, database: &str, number: usize) -> Result<PathBuf, Error> {

@@ -13,6 +13,7 @@
 //! own speed to the clients, so all of them together are as slow as clients need.
 
 use crate::clients::Clients;
+use crate::hold::{self, Gate, before_switch};
 use crate::journal::{OtherTarget, Phase, Record, SharedJournal};
 use crate::options::Options;
 use crate::owner::Witness;
@@ -66,6 +67,7 @@ pub(crate) async fn migrate_clients<'m, 'j>(
     share_clients(&mut migrations, clients).await?;
     let mut ready = set_up_targets(migrations, journal, reporter).await?;
     ready.sort_by_key(|ready| ready.number);
+    hold(options, &mut ready, journal, reporter).await?;
     let mut ready = ready.into_iter();
     while let Some(mut migration) = ready.next() {
         migration.witness = Some(witness.clone());
@@ -148,6 +150,50 @@ async fn set_up_targets<'w, 'j>(
             let reporter = reporter.of_target(target.0);
             work.push(Box::pin(async move { WorkResult::Removal(remove_target(&target, journal, &reporter).await) }));
         }
+    }
+}
+
+/// Waits for the order to move clients, if the command holds, and asks the hook in any case. Targets that fail meanwhile are
+/// dropped while another one is left.
+async fn hold<'w, 'j>(
+    options: &Options,
+    ready: &mut Vec<Migration<'w, 'j>>,
+    journal: &SharedJournal<'j>,
+    reporter: &Reporter,
+) -> Result<(), Error> {
+    if !options.hold {
+        let Some(first) = ready.first_mut().filter(|_| options.hooks.before_switch.is_some()) else { return Ok(()) };
+        let (load, options) = (first.load().await?, first.options.clone());
+        return before_switch(&options, &load).await;
+    }
+    reporter.phase("hold", wait_for_order(options, ready, journal, reporter)).await
+}
+
+async fn wait_for_order<'w, 'j>(
+    options: &Options,
+    ready: &mut Vec<Migration<'w, 'j>>,
+    journal: &SharedJournal<'j>,
+    reporter: &Reporter,
+) -> Result<(), Error> {
+    let mut gate = Gate::new(options);
+    loop {
+        if let Some((migration, error)) = take_ended(ready).await {
+            let target = (migration.number, migration.options.clone());
+            drop(migration);
+            if ready.is_empty() {
+                return Err(error);
+            }
+            drop_target(&target, &error, journal, reporter)?;
+            remove_target(&target, journal, &reporter.of_target(target.0)).await?;
+        }
+        let Some(first) = ready.first_mut() else { return Ok(()) };
+        // A failure of the target is found by the next look.
+        if let Ok(load) = first.load().await
+            && gate.is_open(&load).await?
+        {
+            return Ok(());
+        }
+        tokio::time::sleep(hold::INTERVAL).await;
     }
 }
 

@@ -23,6 +23,15 @@ pub struct AcceptedRestrictions {
     pub definitions_dropped: bool,
 }
 
+/// Shell commands that run around the switch, with a description of the migration in JSON on their standard input.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SwitchHooks {
+    /// Before clients are paused. If it fails, they stay.
+    pub before_switch: Option<String>,
+    /// After clients have changed sides.
+    pub after_switch: Option<String>,
+}
+
 /// Options of a migration.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -55,6 +64,10 @@ pub struct Options {
     pub pause_attempts: u32,
     /// True if both sides are compared, row by row, before the switch-over.
     pub compare: bool,
+    /// True if targets follow until the switch is ordered ([`crate::order_switch`]).
+    pub hold: bool,
+    /// Commands that run around the switch.
+    pub hooks: SwitchHooks,
     /// True if materialized views are refreshed once more inside the pause.
     pub refresh_at_switch: bool,
     /// Source of captured changes; `None` lets the check decide.
@@ -93,6 +106,8 @@ impl Options {
             pause_limit: Duration::from_millis(500),
             pause_attempts: 10,
             compare: true,
+            hold: false,
+            hooks: SwitchHooks::default(),
             refresh_at_switch: false,
             capture: None,
             schedule: Schedule::Lsir,

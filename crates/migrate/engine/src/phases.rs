@@ -24,7 +24,7 @@
 
 use crate::clients::Clients;
 use crate::create::{CreatedTarget, create, create_foreign_keys};
-use crate::follow_state::{FollowState, compare_between, follow};
+use crate::follow_state::{FollowState, compare_between, follow, load};
 use crate::journal::{Capture, SharedJournal};
 use crate::materialized_views::refresh_before_switch;
 use crate::options::Options;
@@ -32,6 +32,7 @@ use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::snapshot::{SnapshotState, snapshot};
 use crate::switch::{self, Direction, Prepared};
+use crate::switch_order::FollowLoad;
 use crate::{removal, settle};
 use std::time::Duration;
 use stillpoint_events::EventKind;
@@ -203,6 +204,12 @@ impl<'m, 'j> Migration<'m, 'j> {
         self.reporter = self.reporter.of_target(0);
         let paused = self.switched.as_ref().map(|(paused, _)| *paused).unwrap_or_default();
         self.advance(SETTLE, None).await.map(|()| paused)
+    }
+
+    /// Measures the load, and how far the target is behind.
+    pub(crate) async fn load(&mut self) -> Result<FollowLoad, Error> {
+        let mut source = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
+        load(state_mut(&mut self.following)?, &mut source).await
     }
 
     /// Reason why the target does not follow any more; `None` as long as it follows.

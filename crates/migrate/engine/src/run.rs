@@ -2,6 +2,7 @@
 //! if they are undone.
 
 use crate::clients::Clients;
+use crate::hold::after_switch;
 use crate::journal::{self, Journal, OtherTarget, Phase, Record, SharedJournal};
 use crate::options::{Failure, Options, State};
 use crate::owner::{CommandLock, Witness};
@@ -98,7 +99,12 @@ async fn steps(
     reporter: &Reporter,
 ) -> Result<Duration, Error> {
     let clients = Clients::measure(options).await?;
-    multi_target::migrate_clients(options, journal, witness, clients, reporter).await?.clean_up().await
+    let mut migration = multi_target::migrate_clients(options, journal, witness, clients, reporter).await?;
+    let paused = migration.clean_up().await?;
+    if let Err(error) = after_switch(&migration.options, paused).await {
+        reporter.warn(format!("{error}; clients stay on the target"));
+    }
+    Ok(paused)
 }
 
 /// Checks, and records that a migration begins. Returns the lock that keeps other commands from the database, too.

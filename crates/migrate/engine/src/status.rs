@@ -1,5 +1,6 @@
 //! State of a migration, as its journal and both servers report it.
 
+use crate::hold::{self, Holding};
 use crate::journal::{self, CopyProgress, Phase, Record};
 use crate::options::Options;
 use crate::owner::{self, Owner};
@@ -13,7 +14,7 @@ use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::{literal, number, text};
 
 /// State of a migration, as its journal and both servers report it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Status {
     /// The journal's record; `None` if there is no migration.
     pub record: Option<Record>,
@@ -21,6 +22,9 @@ pub struct Status {
     pub serving: Option<&'static str>,
     /// Progress of the copy of rows, by server, while a command copies.
     pub copying: BTreeMap<String, CopyProgress>,
+    /// The command that holds it, if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holding: Option<Holding>,
     /// Log that the source keeps for other targets, in bytes, by server.
     pub kept_for_others: BTreeMap<String, u64>,
     /// Log that the slot in use keeps on its server, in bytes.
@@ -84,7 +88,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         None => None,
     };
     let serving = serving.and_then(side).map(|side| if side == Side::Source { "source" } else { "target" });
-    let mut status = Status { record, serving, ..Status::default() };
+    let mut status = Status { record, serving, holding: hold::holding(options), ..Status::default() };
     if let Some(record) = &status.record {
         let others = record.others.iter().map(|other| (other.number, &other.server));
         for (number, server) in std::iter::once((record.number, &record.target)).chain(others) {

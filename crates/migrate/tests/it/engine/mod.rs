@@ -9,6 +9,7 @@ mod database_names;
 mod ddl_changes;
 mod definitions;
 mod faults;
+mod hold;
 mod operators;
 mod regress;
 mod rehearsal;

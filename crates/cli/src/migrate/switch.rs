@@ -1,0 +1,91 @@
+//! `stillpoint migrate switch`: orders a command that holds to move clients.
+
+use super::servers::{REACHABILITY_HINT, Servers, block_on};
+use crate::output::{Exit, Failure, Output};
+use jiff::{Timestamp, ZonedDateTime};
+use serde_json::json;
+use std::time::Duration;
+use stillpoint_migrate_engine::{Condition, DailyWindow, Options, Phase, SwitchOrder, moment, order_switch, status};
+
+/// Arguments of `stillpoint migrate switch`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    servers: Servers,
+    /// Moment before which clients stay: `22:00` (the next one), `2026-12-01 02:00`, or with an offset.
+    #[arg(long, value_name = "TIME", value_parser = at)]
+    at: Option<Timestamp>,
+    /// Part of each day in which clients may move, such as `22:00-04:00`, by this machine's clock.
+    #[arg(long, value_name = "A-B", value_parser = str::parse::<DailyWindow>)]
+    window: Option<DailyWindow>,
+    /// Conditions that must hold, such as `lag<1s and tps<500`. `lag` is the time until a commit is on the target, `tps`
+    /// the number of transactions a second.
+    #[arg(long, value_name = "CONDITIONS", value_parser = conditions)]
+    when: Option<Conditions>,
+    /// Only give the order, and do not wait until clients are on the target.
+    #[arg(long)]
+    no_wait: bool,
+}
+
+/// Conditions, as one value of an option.
+#[derive(Debug, Clone)]
+struct Conditions(Vec<Condition>);
+
+fn at(text: &str) -> Result<Timestamp, String> {
+    moment(text, &ZonedDateTime::now())
+}
+
+fn conditions(text: &str) -> Result<Conditions, String> {
+    Condition::all(text).map(Conditions)
+}
+
+/// Interval between two looks at the command that holds.
+const INTERVAL: Duration = Duration::from_millis(300);
+
+/// Runs `stillpoint migrate switch`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let options = args.servers.options()?;
+    let when = args.when.clone().map(|conditions| conditions.0).unwrap_or_default();
+    let order = SwitchOrder { at: args.at, window: args.window, when };
+    block_on(order_switch(&options, &order))?.map_err(|error| {
+        Failure::refused(error).hint("`stillpoint migrate status` shows if a command holds, and why clients stay")
+    })?;
+    let database = &options.source.database;
+    if args.no_wait {
+        output.result("ordered", &json!({"database": database, "order": order}));
+        output.line(format_args!("{database}: the switch is ordered; `stillpoint migrate status` shows its state"));
+        return Ok(());
+    }
+    wait(&options, output)
+}
+
+/// Waits until clients are on the target, or the order is not carried out.
+fn wait(options: &Options, output: &Output) -> Result<(), Failure> {
+    let database = &options.source.database;
+    let mut told = String::new();
+    loop {
+        let status = block_on(status(options))?
+            .map_err(|error| Failure::failed(error, "the switch is ordered").hint(REACHABILITY_HINT))?;
+        let phase = status.record.as_ref().map(|record| record.phase);
+        let gone = |why: &str| {
+            let error = anyhow::anyhow!("{database}: {why}");
+            let state = "clients are on the source".to_owned();
+            Failure { exit: Exit::FellBack, error, state, hint: Some("the output of `run --hold`".into()) }
+        };
+        match (phase, &status.holding) {
+            (Some(Phase::Switched), _) => {
+                output.result("switched", &json!({"database": database}));
+                output.line(format_args!("{database}: clients are on the target"));
+                return Ok(());
+            }
+            (None, _) => return Err(gone("the migration was aborted")),
+            (_, Some(holding)) if holding.order.is_none() => return Err(gone(&holding.why_not)),
+            (_, Some(holding)) if holding.why_not != told => {
+                told.clone_from(&holding.why_not);
+                output.note(format_args!("clients stay: {told}"));
+            }
+            _ => {}
+        }
+        std::thread::sleep(INTERVAL);
+    }
+}
