@@ -9,11 +9,12 @@ use crate::copy::{CopiedAmount, View, copy, make_room};
 use crate::definitions::{self, DeferredDefinitions, Dump, major};
 use crate::estimate::Estimate;
 use crate::follow_state::{FollowState, catch_up};
-use crate::journal::{self, CopyProgress, Phase, SharedJournal};
+use crate::journal::{Phase, SharedJournal};
 use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
 use crate::replica_triggers::ReplicaTriggers;
 use crate::snapshot::{ChangeStore, SnapshotState};
+use crate::state_files::{self, CopyProgress};
 use crate::weight::run_with_weight;
 use crate::{Roles, roles};
 use std::path::Path;
@@ -73,7 +74,7 @@ pub(crate) async fn create(
     make_room(&mut target, &snapshotted.inventory.tables).await?;
     options.faults.reach("definitions", Side::After)?;
     let copied = copy_rows(options, &mut snapshotted, clients.as_deref_mut(), reporter).await;
-    journal::remove_copying(&options.state, &options.source.database, number);
+    state_files::remove_copying(&options.state, &options.source.database, number);
     let horizon = copied?;
     let SnapshotState { store, mut locks, inventory, definitions, .. } = snapshotted;
     locks.query("COMMIT").await?;
@@ -179,7 +180,7 @@ async fn copy_rows(
                 let bytes_per_s = per_s as u64;
                 let estimate_s = estimate.remaining_s(last.0, copied.table_bytes().await, bytes_total);
                 let told = CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s };
-                journal::publish_copying(&options.state, &options.source.database, reporter.number(), &told);
+                state_files::publish_copying(&options.state, &options.source.database, reporter.number(), &told);
                 reporter.report(migrate::Event::Copying { bytes, bytes_total, bytes_per_s, estimate_s });
             }
         }

@@ -4,13 +4,14 @@
 
 use crate::Options;
 use crate::catalogs::{self, Definitions};
-use crate::journal::{self, Phase, Record};
+use crate::journal::{Phase, Record};
+use crate::state_files;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::{Link, Purpose};
 
 /// Returns definitions now on this migration's target that the way back would not bring to the source, as messages.
 pub(crate) fn since_switch(options: &Options, now: &Definitions) -> Result<Vec<String>, Error> {
-    let Some(then) = journal::definitions(&options.state, &options.source.database)? else {
+    let Some(then) = state_files::definitions(&options.state, &options.source.database)? else {
         return Ok(vec!["unknown definitions: the journal has no record of the definitions at the switch-over".into()]);
     };
     Ok(catalogs::changes_since(&then, now))
@@ -33,7 +34,7 @@ pub(crate) async fn changes_of(options: &Options, record: &Record) -> Result<Vec
 /// [`Error::Journal`] if the journal cannot be read, and errors of the connection to the target.
 pub async fn definitions_since_switch(options: &Options) -> Result<Vec<String>, Error> {
     let options = &options.recorded()?;
-    match journal::peek(&options.state, &options.source.database)? {
+    match state_files::peek(&options.state, &options.source.database)? {
         Some(record) => changes_of(options, &record).await,
         None => Ok(Vec::new()),
     }

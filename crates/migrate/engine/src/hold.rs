@@ -7,8 +7,9 @@
 //!
 //! Both files are beside the journal. An order outlives a holding command that is killed: the next one carries it out.
 
-use crate::journal::{self, Phase};
+use crate::journal::Phase;
 use crate::options::Options;
+use crate::state_files;
 use crate::switch_order::{FollowLoad, SwitchOrder};
 use jiff::ZonedDateTime;
 use serde::{Deserialize, Serialize};
@@ -20,8 +21,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 /// Extensions of the files.
-const HOLDING: &str = "holding";
-const ORDER: &str = "order";
+pub(crate) const HOLDING: &str = "holding";
+pub(crate) const ORDER: &str = "order";
 /// Interval between two measurements.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
 /// Time within which a holding command answers an order.
@@ -43,7 +44,7 @@ pub struct Holding {
 
 /// Returns how a command holds; `None` if no command does.
 pub(crate) fn holding(options: &Options) -> Option<Holding> {
-    journal::read_beside(&options.state, &options.source.database, HOLDING, true).ok().flatten()
+    state_files::read_beside(&options.state, &options.source.database, HOLDING, true).ok().flatten()
 }
 
 /// Orders a holding command to move clients, and waits until it has read the order.
@@ -55,17 +56,17 @@ pub async fn order_switch(options: &Options, order: &SwitchOrder) -> Result<(), 
     let database = &options.source.database;
     let none = || Error::WrongPhase(format!("no command holds a migration of {database}; begin it with `run --hold`"));
     holding(options).ok_or_else(none)?;
-    journal::write_beside(&options.state, database, ORDER, order)?;
+    state_files::write_beside(&options.state, database, ORDER, order)?;
     let begun = Instant::now();
     loop {
-        let record = journal::peek(&options.state, database)?.ok_or_else(none)?;
+        let record = state_files::peek(&options.state, database)?.ok_or_else(none)?;
         match holding(options) {
             _ if record.phase > Phase::Following => return Ok(()),
             Some(now) if now.order.as_ref() == Some(order) => return Ok(()),
             // It was carried out, or vetoed.
-            _ if !journal::is_beside(&options.state, database, ORDER)? => return Ok(()),
+            _ if !state_files::is_beside(&options.state, database, ORDER)? => return Ok(()),
             _ if begun.elapsed() > ANSWER_TIMEOUT => {
-                journal::remove_beside(&options.state, database, ORDER)?;
+                state_files::remove_beside(&options.state, database, ORDER)?;
                 let what = "waiting for the command that holds".into();
                 return Err(Error::TimedOut { what, limit: ANSWER_TIMEOUT, who: Vec::new() });
             }
@@ -88,7 +89,7 @@ impl Gate<'_> {
     /// Returns true if clients may move now, as the operator ordered and no hook vetoed. Publishes the reason otherwise.
     pub(crate) async fn is_open(&mut self, load: &FollowLoad) -> Result<bool, Error> {
         let Options { state, source, .. } = self.options;
-        let order: Option<SwitchOrder> = journal::read_beside(state, &source.database, ORDER, false)?;
+        let order: Option<SwitchOrder> = state_files::read_beside(state, &source.database, ORDER, false)?;
         let why_not = match &order {
             None => Some(self.vetoed.clone().unwrap_or_else(|| "no switch is ordered".into())),
             Some(order) => order.why_not(&ZonedDateTime::now(), load),
@@ -101,27 +102,27 @@ impl Gate<'_> {
                     return Ok(true);
                 }
                 Err(error) => {
-                    journal::remove_beside(state, &source.database, ORDER)?;
+                    state_files::remove_beside(state, &source.database, ORDER)?;
                     self.vetoed = Some(format!("the last order was vetoed: {error}"));
                     error.to_string()
                 }
             },
         };
         let holding = Holding { load: *load, order, why_not };
-        journal::write_beside(state, &source.database, HOLDING, &holding)?;
+        state_files::write_beside(state, &source.database, HOLDING, &holding)?;
         Ok(false)
     }
 
     fn close(&self) -> Result<(), Error> {
         let Options { state, source, .. } = self.options;
-        [HOLDING, ORDER].iter().try_for_each(|name| journal::remove_beside(state, &source.database, name))
+        [HOLDING, ORDER].iter().try_for_each(|name| state_files::remove_beside(state, &source.database, name))
     }
 }
 
 impl Drop for Gate<'_> {
     fn drop(&mut self) {
         // An order stays for the next command that holds.
-        let _ = journal::remove_beside(&self.options.state, &self.options.source.database, HOLDING);
+        let _ = state_files::remove_beside(&self.options.state, &self.options.source.database, HOLDING);
     }
 }
 

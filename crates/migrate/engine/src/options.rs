@@ -133,7 +133,7 @@ impl Options {
     /// Returns the same options with the journal's target, if there is a journal: another target may have taken the place of
     /// the first.
     pub(crate) fn recorded(&self) -> Result<Options, Error> {
-        match crate::journal::peek(&self.state, &self.source.database)? {
+        match crate::state_files::peek(&self.state, &self.source.database)? {
             Some(record) => self.recorded_in(&record),
             None => Ok(self.clone()),
         }

@@ -3,13 +3,14 @@
 
 use crate::clients::Clients;
 use crate::hold::after_switch;
-use crate::journal::{self, Journal, OtherTarget, Phase, Record, SharedJournal};
+use crate::journal::{Journal, OtherTarget, Phase, Record, SharedJournal};
 use crate::options::{Failure, Options, State};
 use crate::owner::{CommandLock, Witness};
 use crate::progress::{Observer, Reporter};
 use crate::proxy_client::{ProxyClient, is_served};
 use crate::retry::{name_long_rows, retry_with_any_proxy};
 use crate::settle::resume_settle;
+use crate::state_files;
 use crate::switch::{self, Side};
 use crate::{Outcome, multi_target, owner, undo};
 use std::time::Duration;
@@ -34,7 +35,7 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
 /// Makes one attempt; `None` if the proxy was lost before the switch, another one serves, and `may_go_on` is true.
 async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
-    let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
+    let there = state_files::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let (mut journal, mut lock) = match there.map(|record| record.phase) {
         None => begin(options, reporter).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {

@@ -1,10 +1,11 @@
 //! State of a migration, as its journal and both servers report it.
 
 use crate::hold::{self, Holding};
-use crate::journal::{self, CopyProgress, Phase, Record};
+use crate::journal::{Phase, Record};
 use crate::options::Options;
 use crate::owner::{self, Owner};
 use crate::proxy_client::ProxyClient;
+use crate::state_files::{self, CopyProgress};
 use crate::switch::{Side, side_of};
 use crate::{ddl_changes, fence};
 use serde::Serialize;
@@ -76,7 +77,7 @@ impl Status {
 /// an error ([`Status::unasked`]).
 pub async fn status(options: &Options) -> Result<Status, Error> {
     let options = &options.recorded()?;
-    let record = journal::peek(&options.state, &options.source.database)?;
+    let record = state_files::peek(&options.state, &options.source.database)?;
     let serving = match ProxyClient::connect(&options.proxy, &options.tenant).await {
         Ok(mut proxy) => proxy.serving().await.ok().flatten(),
         Err(_) => None,
@@ -92,7 +93,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     if let Some(record) = &status.record {
         let others = record.others.iter().map(|other| (other.number, &other.server));
         for (number, server) in std::iter::once((record.number, &record.target)).chain(others) {
-            let told = journal::copying(&options.state, &options.source.database, number);
+            let told = state_files::copying(&options.state, &options.source.database, number);
             status.copying.extend(told.map(|told| (server.clone(), told)));
         }
         status.defined_since = ddl_changes::changes_of(options, record).await.unwrap_or_default();

@@ -1,13 +1,14 @@
 //! Ends a migration that any earlier command left: continues it, or removes everything of it.
 
 use crate::fence;
-use crate::journal::{self, Journal, Phase, SharedJournal};
+use crate::journal::{Journal, Phase, SharedJournal};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock};
 use crate::phases::{Migration, phases};
 use crate::progress::Reporter;
 use crate::removal::end_migration;
 use crate::settle::settle;
+use crate::state_files;
 use crate::switch::{Side, serves};
 use std::time::Duration;
 use stillpoint_migrate_apply::{Error, replication_objects};
@@ -111,15 +112,15 @@ const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(120);
 /// A [`Failure`] with its reason and the state of the service: clients are on the target already, a command does not end,
 /// or something could not be removed.
 pub async fn abort(options: &Options) -> Result<State, Failure> {
-    let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some();
-    journal::interrupt(&options.state, &options.source.database, INTERRUPT_TIMEOUT)
+    let there = state_files::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some();
+    state_files::interrupt(&options.state, &options.source.database, INTERRUPT_TIMEOUT)
         .await
         .map_err(Failure::untouched)?;
     let options = &options.recorded().map_err(Failure::untouched)?;
     let journal = match Journal::open(&options.state, &options.source.database) {
         Ok(journal) => journal,
         // The interrupted command has removed everything.
-        Err(_) if there && matches!(journal::peek(&options.state, &options.source.database), Ok(None)) => {
+        Err(_) if there && matches!(state_files::peek(&options.state, &options.source.database), Ok(None)) => {
             return Ok(State::OnSource);
         }
         Err(error) => return abort_orphans(options, error).await,
@@ -158,7 +159,7 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
 
 /// Removes slots that may exist without a journal, because their owner is lost.
 async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure> {
-    if journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some() {
+    if state_files::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some() {
         return Err(Failure::untouched(error));
     }
     let lost = options.without_journal.as_deref();
