@@ -9,7 +9,7 @@
 
 use crate::journal::Phase;
 use crate::options::Options;
-use crate::state_files;
+use crate::state_files::{self, HOLDING, ORDER};
 use crate::switch_order::{FollowLoad, SwitchOrder};
 use jiff::ZonedDateTime;
 use serde::{Deserialize, Serialize};
@@ -20,9 +20,6 @@ use stillpoint_migrate_apply::Error;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// Extensions of the files.
-pub(crate) const HOLDING: &str = "holding";
-pub(crate) const ORDER: &str = "order";
 /// Interval between two measurements.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
 /// Time within which a holding command answers an order.

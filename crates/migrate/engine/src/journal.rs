@@ -2,10 +2,8 @@
 
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
-use crate::hold::{HOLDING, ORDER};
-use crate::materialized_views::MaterializedView;
 use crate::roles::Roles;
-use crate::state_files::{DEFINITIONS_EXTENSION, lock, peek, read, remove, try_lock};
+use crate::state_files::{DEFINITIONS_EXTENSION, HOLDING, ORDER, lock, peek, read, remove, try_lock};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -154,9 +152,10 @@ pub struct Record {
     /// may find no row; foreign keys are made after it. 0 when that is done, or if the copy left no rows.
     #[serde(default)]
     pub(crate) horizon: u64,
-    /// Materialized views that were refreshed before the last switch, as they were on the side that clients left.
+    /// Materialized views that were refreshed before the last switch: their names, and marks of their contents on the side that
+    /// clients left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) refreshed: Vec<MaterializedView>,
+    pub(crate) refreshed: Vec<(String, String)>,
     /// Replica identities that this migration changed.
     pub(crate) identities: Vec<IdentityChange>,
     /// Connect privileges on the source before it was fenced; `None` if it never was.

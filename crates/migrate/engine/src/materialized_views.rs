@@ -4,7 +4,6 @@
 
 use crate::journal::SharedJournal;
 use crate::progress::Reporter;
-use serde::{Deserialize, Serialize};
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{NOT_OF_EXTENSION, USER_SCHEMA};
 use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, literal, text};
@@ -13,7 +12,7 @@ use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, lite
 const PART: &str = "materialized views";
 
 /// A materialized view that has rows, or may have none because its query has none.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MaterializedView {
     /// Qualified name, quoted.
     name: String,
@@ -73,16 +72,16 @@ pub(crate) async fn refresh_before_switch(
     if !views.is_empty() {
         reporter.phase(PART, refresh(to, &views)).await?;
     }
-    journal.lock().update(|record| record.refreshed = views)
+    journal.lock().update(|record| record.refreshed = views.into_iter().map(|view| (view.name, view.mark)).collect())
 }
 
 /// Makes those again that were refreshed since; clients have changed sides. A failure is reported: their rows are old.
-pub(crate) async fn refresh_stale(left: &mut Link, to: &Server, refreshed: &[MaterializedView], reporter: &Reporter) {
+pub(crate) async fn refresh_stale(left: &mut Link, to: &Server, refreshed: &[(String, String)], reporter: &Reporter) {
     let mut views = match MaterializedView::all(left).await {
         Ok(views) => views,
         Err(error) => return reporter.warn(format!("materialized views may be older than before the switch: {error}")),
     };
-    views.retain(|view| !refreshed.contains(view));
+    views.retain(|view| !refreshed.iter().any(|(name, mark)| (name, mark) == (&view.name, &view.mark)));
     let names = views.iter().map(|view| view.name.as_str()).collect::<Vec<_>>().join(", ");
     match refresh(to, &views).await {
         Err(error) => {

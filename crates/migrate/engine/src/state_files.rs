@@ -19,6 +19,9 @@ pub(crate) const FILE_BYTES_MAX: u64 = 1 << 30;
 pub(crate) const HOLDER_BYTES_MAX: u64 = 64;
 /// Extension of the file beside a journal that holds definitions.
 pub(crate) const DEFINITIONS_EXTENSION: &str = "definitions";
+/// Extensions of the files of a command that holds: its state, and the order that it gets.
+pub(crate) const HOLDING: &str = "holding";
+pub(crate) const ORDER: &str = "order";
 /// Maximum age of a progress file; an older one is from a copy that ended without removing it.
 pub(crate) const PROGRESS_AGE_MAX: Duration = Duration::from_secs(10);
 
