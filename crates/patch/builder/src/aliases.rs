@@ -16,8 +16,8 @@ pub(crate) struct Aliases {
     pub(crate) links: BTreeMap<String, String>,
     /// Copies that the build made, and the file that each is a copy of.
     pub(crate) copies: BTreeMap<String, String>,
-    /// Files from which the build may have made another one that is not an exact copy.
-    pub(crate) derived: BTreeMap<String, String>,
+    /// Files from which the build may have made others that are not exact copies, and these.
+    pub(crate) derived: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// A search through one tree.
@@ -94,7 +94,7 @@ impl Search<'_> {
         } else if may_be_made {
             let lines: BTreeSet<&[u8]> = text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).collect();
             for (file, _) in found.lines.iter().filter(|(_, line)| lines.contains(line.as_slice())) {
-                found.aliases.derived.insert(file.clone(), name.to_owned());
+                found.aliases.derived.entry(file.clone()).or_default().insert(name.to_owned());
             }
         }
         Ok(())
@@ -118,8 +118,9 @@ impl Found {
                     }
                 }
                 _ => {
-                    let doubtful = touched.filter(|file| likely.contains(file));
-                    self.aliases.derived.extend(doubtful.map(|file| (file.clone(), name.clone())));
+                    for file in touched.filter(|file| likely.contains(file)) {
+                        self.aliases.derived.entry(file.clone()).or_default().insert(name.clone());
+                    }
                 }
             }
         }
@@ -200,6 +201,10 @@ mod tests {
         pairs.iter().map(|(name, file)| ((*name).to_owned(), (*file).to_owned())).collect()
     }
 
+    fn made_of(file: &str, made: &str) -> BTreeMap<String, BTreeSet<String>> {
+        BTreeMap::from([(file.to_owned(), BTreeSet::from([made.to_owned()]))])
+    }
+
     #[test]
     fn a_copy_belongs_to_the_file_with_its_text_and_the_most_of_its_path() {
         let package = Package::new(&[("src/a.c", CODE), ("src/b/v.h", "1"), ("src/c/v.h", "1"), ("d/v.h", "1")]);
@@ -211,7 +216,7 @@ mod tests {
         let aliases = package.aliases_of(&["src/a.c", "src/b/v.h"]);
         let copies = [("build/renamed.c", "src/a.c"), ("build/src/b/v.h", "src/b/v.h"), ("build/x/src/a.c", "src/a.c")];
         assert_eq!(aliases.copies, names(&copies));
-        assert_eq!(aliases.derived, names(&[("src/b/v.h", "build/e/v.h")]), "it may be a copy of another one");
+        assert_eq!(aliases.derived, made_of("src/b/v.h", "build/e/v.h"), "it may be a copy of another one");
     }
 
     #[test]
@@ -238,7 +243,7 @@ mod tests {
         let package = Package::new(&[("a.c", CODE), ("other.c", CODE)]);
         package.write("build/all.c", &format!("#define X 1\n{CODE}int more;\n"));
         let aliases = package.aliases_of(&["a.c"]);
-        assert_eq!(aliases.derived, names(&[("a.c", "build/all.c")]));
+        assert_eq!(aliases.derived, made_of("a.c", "build/all.c"));
         assert!(aliases.copies.is_empty() && aliases.links.is_empty(), "{aliases:?}");
     }
 }

@@ -433,6 +433,35 @@ fn a_file_that_a_generator_may_read_is_not_called_unchanged() {
     }
 }
 
+/// Makes a unit of another one, for another program.
+const ELSEWHERE: &str = "build:
+    gcc -O2 -c -o clamp.o src/clamp.c && gcc -O2 -c -o main.o src/main.c && $(LINK) -o prog main.o clamp.o
+    (echo '#define CUSTOM 1'; cat src/other.c) > custom.c && gcc -O2 -c -o custom.o custom.c
+    gcc -O2 -c -o other_main.o src/other_main.c && $(LINK) -o second other_main.o custom.o";
+
+#[test]
+fn a_file_made_for_another_program_is_no_part_of_this_one() {
+    for package in Package::both("a_file_made_for_another_program_is_no_part_of_this_one", ELSEWHERE) {
+        assert_no_part(package.patch("prog", OTHER_FIX));
+        assert_unaccounted(package.patch("second", OTHER_FIX), &["src/other.c", "custom.c, which may be made of it"]);
+        assert_patches(package.patch("prog", FIX), &["clamp"]);
+    }
+}
+
+/// Makes a unit for another program, which a unit of this one includes.
+const INCLUDED_ELSEWHERE: &str = "build:
+    (echo '#define CUSTOM 1'; cat src/other.c) > custom.c && gcc -O2 -c -o custom.o custom.c
+    echo '#include \"custom.c\"' > wrapper.c && gcc -O2 -c -o wrapper.o wrapper.c
+    gcc -O2 -c -o other_main.o src/other_main.c && $(LINK) -o second other_main.o custom.o
+    $(LINK) -o third other_main.o wrapper.o";
+
+#[test]
+fn a_file_made_for_another_program_may_be_read_by_this_one() {
+    for package in Package::both("a_file_made_for_another_program_may_be_read_by_this_one", INCLUDED_ELSEWHERE) {
+        assert_unaccounted(package.patch("third", OTHER_FIX), &["src/other.c", "custom.c, which may be made of it"]);
+    }
+}
+
 /// Compiles one object twice, for two programs.
 const TWICE: &str = "build:
     gcc -O2 -c -o main.o src/main.c

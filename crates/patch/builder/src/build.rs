@@ -140,7 +140,7 @@ struct Sides {
     /// Other names of changed files, and the file of each.
     names: BTreeMap<String, String>,
     /// Changed files from which the build may have made other files.
-    derived: BTreeMap<String, String>,
+    derived: BTreeMap<String, BTreeSet<String>>,
     /// Files that the patch's own diffs change and that no compiler reads.
     others: BTreeSet<String>,
     /// Files that the patch's own diffs change and that are left out on request.
@@ -193,7 +193,7 @@ impl Builder<'_> {
         check_earlier(&job.statement.earlier, &target)?;
         let compared = self.texts(&compiler, &sides, &inputs, job.regenerated, &mut job.report)?;
         let found = self.sorted(&compiler, &target, compared)?;
-        job.report.files = self.judge(&job, &compiler, &target, &sides, &found)?;
+        job.report.files = self.judge(&job, &compiler, &target, (&sides, &inputs), &found)?;
         let (before, after, all) = (&sides.before, &sides.after, &found.changed);
         job.report.changed = all.iter().map(|((path, _), _, _)| path.clone()).collect();
         job.report.changed.dedup();
@@ -379,7 +379,7 @@ impl Builder<'_> {
         job: &Job,
         compiler: &Compiler,
         target: &TargetElf,
-        sides: &Sides,
+        (sides, inputs): (&Sides, &[Option<BTreeSet<String>>]),
         units: &Units,
     ) -> Result<Vec<ChangedFile>, Error> {
         let (before, after) = (&sides.before.path, &sides.after.path);
@@ -393,13 +393,20 @@ impl Builder<'_> {
             let same = readers(&units.same, &names);
             let unlinked = readers(&units.unlinked, &names);
             let is_attributed = account.is_complete() || !changed.is_empty() || is_found(compiler, target, &same)?;
+            let mut derived_file = None;
+            for made in sides.derived.get(file).into_iter().flatten().filter(|_| job.regenerated.is_none()) {
+                let is_read = || may_read(compiler, &BTreeSet::from([made.clone()]), inputs);
+                if !job.project.is_of_others(made) || is_read()?.contains(&true) {
+                    derived_file = Some(made);
+                }
+            }
             let evidence = Evidence {
                 target: name,
                 account,
                 readers: Readers { changed: paths(&changed), same: paths(&same), unlinked: paths(&unlinked) },
                 is_attributed,
                 is_examined: job.unit_filter.is_empty() || job.unit_filter.iter().any(|f| file.starts_with(f.as_str())),
-                derived_file: sides.derived.get(file).filter(|_| job.regenerated.is_none()).map(String::as_str),
+                derived_file: derived_file.map(String::as_str),
             };
             // a build makes more files that look like sources: tests of its configuration, sources of other programs
             if !(sides.made.contains(file) && changed.is_empty() && same.is_empty()) {

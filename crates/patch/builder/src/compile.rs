@@ -50,6 +50,8 @@ pub(crate) struct Project {
     pub(crate) trees: Cache,
     /// Units, by their path relative to the source directory.
     pub(crate) commands: Vec<(String, CompileCommand)>,
+    /// Units that the build compiled only for other programs.
+    pub(crate) other_units: BTreeSet<String>,
     /// Known facts about the target's objects.
     pub(crate) account: Account,
     /// True if the shipped tree holds the objects of its own build.
@@ -64,6 +66,11 @@ impl Project {
     /// Opens one of the trees of the project.
     pub(crate) fn open(&self, tree: &Path) -> Result<Tree, Error> {
         Ok(Tree::open(tree)?.known_as(&self.source))
+    }
+
+    /// Returns true if a file is certainly no part of the target, because the build compiled it for other programs.
+    pub(crate) fn is_of_others(&self, file: &str) -> bool {
+        self.account.is_complete() && self.other_units.contains(file)
     }
 
     /// Reads a file of one of the trees; `None` if that is not possible.

@@ -270,7 +270,7 @@ impl BuiltPackage {
         let mut account = outputs.map_or_else(Account::unknown, |outputs| self.account_of_any(outputs));
         let is_known = !account.objects.is_empty();
         account.exact &= is_known;
-        let mut commands = Vec::new();
+        let (mut commands, mut other_units) = (Vec::new(), BTreeSet::new());
         for command in &self.recording.commands {
             let Ok(unit) = command.file.strip_prefix(&self.source) else { continue };
             let is_part = match &command.object {
@@ -278,8 +278,11 @@ impl BuiltPackage {
                 // a configuration step compiles files that it removes
                 _ => self.tree.has(unit),
             };
+            let unit = unit.to_string_lossy().into_owned();
             if is_part {
-                commands.push((unit.to_string_lossy().into_owned(), command.clone()));
+                commands.push((unit, command.clone()));
+            } else {
+                other_units.insert(unit);
             }
         }
         let created = self.shipped.iter().flat_map(|diff| crate::diff::split(&diff.text)).filter(|file| file.creates);
@@ -291,6 +294,7 @@ impl BuiltPackage {
             original: Some(original),
             identity: self.identity.clone(),
             trees,
+            other_units: other_units.into_iter().filter(|unit| commands.iter().all(|(path, _)| path != unit)).collect(),
             commands,
             account,
             built: true,

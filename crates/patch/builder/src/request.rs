@@ -309,6 +309,7 @@ impl Builder<'_> {
             identity: String::new(),
             trees: Cache::at(scratch.path())?,
             commands,
+            other_units: BTreeSet::new(),
             account,
             built: false,
             includes: None,
