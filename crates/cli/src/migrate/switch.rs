@@ -72,8 +72,10 @@ fn wait(options: &Options, output: &Output) -> Result<(), Failure> {
             let state = "clients are on the source".to_owned();
             Failure { exit: Exit::FellBack, error, state, hint: Some("the output of `run --hold`".into()) }
         };
+        // Without a journal, only the proxy knows where clients are.
+        let is_ended = phase.is_none() && status.serving == Some("target");
         match (phase, &status.holding) {
-            (Some(Phase::Switched), _) => {
+            _ if phase == Some(Phase::Switched) || is_ended => {
                 output.result("switched", &json!({"database": database}));
                 output.line(format_args!("{database}: clients are on the target"));
                 return Ok(());

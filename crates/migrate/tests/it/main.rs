@@ -14,6 +14,7 @@ mod cleanup_faults;
 mod earlier_version;
 mod faults;
 mod guardian;
+mod hold;
 mod isolation_levels;
 mod lasting_faults;
 mod replay_modes;
