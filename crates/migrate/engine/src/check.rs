@@ -3,12 +3,14 @@
 //! Each kind of object that a database can hold has one row in [`SURVEY`]; its query returns the objects of that kind, and for
 //! each a note about its handling.
 
+use crate::large_objects::LargeObjects;
 use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
 use crate::{Capture, Options, fence, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
+use std::time::Instant;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
 use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_capture::facts::{Capturable, QUESTION, capturable};
@@ -79,6 +81,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
     let mut sources = table_sources(&mut link, &inventory, by, &can).await?;
     report_tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
+    check_large_objects(&mut link, options, &mut findings).await?;
     check_names_are_text(&mut link, &inventory, &mut findings).await?;
     match replication_objects::check_ownership(&mut link, replication_objects::SCHEMA).await {
         Err(Error::Refused(why)) => refuse(&mut findings, "schema", replication_objects::SCHEMA, why.join("; ")),
@@ -226,6 +229,30 @@ async fn find_direct_sessions(
         };
         let name = format!("{} (process {})", text(&row, 1), text(&row, 0));
         findings.push(Finding::new("session", name, verdict, why));
+    }
+    Ok(())
+}
+
+/// Adds a finding about large objects, and refuses them if a look at all of them does not fit into the pause.
+async fn check_large_objects(link: &mut Link, options: &Options, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let begun = Instant::now();
+    let (count, bytes) = LargeObjects::of(link).await?.size();
+    let took = begun.elapsed();
+    if count == 0 {
+        return Ok(());
+    }
+    let ms = took.as_millis();
+    let note = format!("{count} of {bytes} bytes: changed ones are found by a look at all, which took {ms} ms");
+    if took > options.pause_limit / 2 {
+        let why = format!("{note}, and must fit into half of the pause; try: a longer --pause-timeout");
+        refuse(findings, "large objects", count.to_string(), why);
+    } else {
+        findings.push(Finding::new(
+            "large objects",
+            count.to_string(),
+            Verdict::Moved,
+            format!("{note}, in the pause too"),
+        ));
     }
     Ok(())
 }
@@ -485,12 +512,6 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
         Verdict::Refused,
         "SELECT e.evtname, 'ENABLE ALWAYS or REPLICA: before PostgreSQL 17 it would fire on what stillpoint defines' FROM \
          pg_event_trigger e WHERE NOT {event_triggers}",
-    ),
-    (
-        "large objects",
-        Verdict::Refused,
-        "SELECT count(*)::text, 'pgoutput does not report their changes' FROM pg_largeobject_metadata HAVING count(*) \
-         > 0",
     ),
     (
         "extension",

@@ -3,6 +3,7 @@
 use crate::catalogs::{self, Definitions};
 use crate::follow_state::{FollowState, catch_up, compare_between};
 use crate::journal::{Journal, Phase, Record, SharedJournal};
+use crate::large_objects::LargeObjects;
 use crate::materialized_views::{refresh_before_switch, refresh_stale};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock, Witness};
@@ -236,8 +237,12 @@ impl<'m, 'j> Rollback<'m, 'j> {
         })
         .await?;
         let definitions = std::mem::take(&mut self.definitions);
-        let following = self.following.insert(FollowState { follower, inventory, definitions, controller: None });
-        catch_up(following, &mut target, self.reporter).await
+        let large_objects = LargeObjects::default();
+        let state = FollowState { follower, inventory, definitions, large_objects, controller: None };
+        let following = self.following.insert(state);
+        catch_up(following, &mut target, self.reporter).await?;
+        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        following.large_objects.bring(&mut target, &mut source).await.map(drop)
     }
 
     /// Ends the follower, and keeps clients on the target.

@@ -3,6 +3,7 @@
 use crate::catalogs::Definitions;
 use crate::checksum::Comparison;
 use crate::clients::{Clients, SpeedController};
+use crate::large_objects::LargeObjects;
 use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
 use crate::switch_order::FollowLoad;
@@ -28,6 +29,8 @@ pub(crate) struct FollowState {
     pub(crate) inventory: Inventory,
     /// Definitions of which the following side was made.
     pub(crate) definitions: Definitions,
+    /// Large objects that the following side has.
+    pub(crate) large_objects: LargeObjects,
     /// Throttles the replay for clients.
     pub(crate) controller: Option<SpeedController>,
 }
@@ -60,8 +63,11 @@ pub(crate) async fn follow(
         None => None,
     };
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let mut following = FollowState { follower, inventory, definitions, controller };
+    let large_objects = LargeObjects::default();
+    let mut following = FollowState { follower, inventory, definitions, large_objects, controller };
     catch_up(&mut following, &mut link, reporter).await?;
+    let mut to = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    following.large_objects.bring(&mut link, &mut to).await?;
     Ok(following)
 }
 

@@ -29,8 +29,8 @@
 //! Rows that no log reports are made again: materialized views by REFRESH. Triggers that would fire on what is repeated are
 //! disabled on the side that follows, until the switch.
 //!
-//! **It does not** repeat definitions (a definition or a write to a large object on the source ends the migration with its
-//! name, and clients are not affected), move large objects, or throttle clients whose load the target cannot follow: it reports
+//! **It does not** repeat definitions (a definition on the source ends the migration with its name, and clients are not
+//! affected), or throttle clients whose load the target cannot follow: it reports
 //! that.
 //!
 //! ```text
@@ -81,6 +81,7 @@ mod follow_state;
 mod guardian;
 mod hold;
 mod journal;
+mod large_objects;
 mod materialized_views;
 mod multi_target;
 mod object_names;

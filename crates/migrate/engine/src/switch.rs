@@ -157,6 +157,8 @@ pub(crate) async fn prepare(
     // From here on, every delay would be part of the pause.
     following.controller = None;
     let mut to = Link::connect(&direction.to, Purpose::Statements, &[]).await?;
+    let mut from = Link::connect(&direction.from, Purpose::Statements, &[]).await?;
+    following.large_objects.bring(&mut from, &mut to).await?;
     if direction.open_way_back {
         replication_objects::publish(&mut to, &following.inventory).await?;
         let slot = journal.record().back_slot();
@@ -315,7 +317,8 @@ async fn work_in_pause(
     limit: Duration,
 ) -> Result<(), Error> {
     let PauseConnections { beside, from, checker, catalog_state, roles, triggers, to } = connections;
-    let Prepared { following: FollowState { follower, inventory, .. }, proxy, grants, witness, .. } = prepared;
+    let Prepared { following, proxy, grants, witness, .. } = prepared;
+    let FollowState { follower, inventory, large_objects, .. } = following;
     let database = &direction.from.database;
     let begun = Instant::now();
     let (found, proxied) =
@@ -358,6 +361,7 @@ async fn work_in_pause(
     if !outdated.is_empty() {
         return Err(Error::CatalogsChanged(outdated));
     }
+    large_objects.bring(from, to).await?;
     if options.refresh_at_switch {
         materialized_views::refresh(&direction.to, &MaterializedView::all(from).await?).await?;
     }

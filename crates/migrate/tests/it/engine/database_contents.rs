@@ -215,6 +215,16 @@ const MOVED: &[Line] = &[
         "INSERT INTO counted (v) VALUES (1); REFRESH MATERIALIZED VIEW CONCURRENTLY totals; REFRESH MATERIALIZED VIEW above;",
     ),
     in_rounds(
+        "large objects",
+        "CREATE TABLE files (id serial PRIMARY KEY, body oid); INSERT INTO files (body) SELECT lo_from_bytea(0, \
+         convert_to(repeat('body ' || i, 1000), 'UTF8')) FROM generate_series(1, 9) i; INSERT INTO files (body) SELECT \
+         lo_from_bytea(0, decode(repeat('00ff', 1500000), 'hex')); SELECT lo_create(4711); GRANT SELECT ON LARGE OBJECT 4711 TO \
+         pg_monitor, PUBLIC; COMMENT ON LARGE OBJECT 4711 IS 'the manual''s'",
+        "SELECT lo_put(body, 5000, 'written') FROM files WHERE id % 3 = 0; INSERT INTO files (body) SELECT lo_from_bytea(0, 'more'); \
+         WITH gone AS (DELETE FROM files WHERE id = (SELECT min(id) FROM files) RETURNING body) SELECT lo_unlink(body) FROM gone; \
+         SELECT lo_put(4711, 9000000, 'far');",
+    ),
+    in_rounds(
         "deferrable unique, primary and exclusion constraints",
         "CREATE TABLE ranked (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, pos int UNIQUE DEFERRABLE, v int); CREATE TABLE \
          spans (id serial PRIMARY KEY, during int4range, EXCLUDE USING gist (during WITH &&) DEFERRABLE INITIALLY DEFERRED); \
@@ -323,6 +333,7 @@ const BY_ROWS: &[(&str, ByRows)] = &[
     ("triggers and rules with ENABLE ALWAYS or REPLICA", ByRows::Refused("public.guarded: ")),
     ("columns of regclass, regtype and their like", ByRows::Refused("public.named.c: only the log")),
     ("materialized views", ByRows::Ends("REFRESH cannot return the rows")),
+    ("large objects", ByRows::Ends("function lo_put may write")),
     (
         "deferrable unique, primary and exclusion constraints",
         // A deferrable key counts as none.
@@ -415,6 +426,8 @@ async fn every_line_of_the_manual_page_arrives() {
             }
             // The other side has refreshed its own by now.
             "switch-over" if operation == "migrate" => {
+                let object = "SELECT lo_put(4711, 0, 'shortly before the pause')";
+                drop(writing.source.sql("shop", object));
                 drop(
                     writing.source.sql("shop", "INSERT INTO counted (v) VALUES (2); REFRESH MATERIALIZED VIEW totals"),
                 );
@@ -448,6 +461,11 @@ async fn every_line_of_the_manual_page_arrives() {
     assert_eq!(source, target, "rows of the user in a table of an extension");
     assert_eq!(both("SELECT count(*) FROM settings WHERE shipped"), ["1", "0"], "the extension makes these itself");
 
+    let objects = "SELECT count(*), sum(hashtextextended(concat_ws(' ', oid, md5(lo_get(oid)), pg_get_userbyid(lomowner), \
+                   lomacl, obj_description(oid, 'pg_largeobject')), 0)) FROM pg_largeobject_metadata";
+    let [source, target] = both(objects);
+    assert!(source == target && source.starts_with("11|"), "large objects: {source} {target}");
+
     let views = "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relkind = 'm' AND relispopulated";
     assert_eq!(both(views), ["above totals", "above totals"]);
     let newest = "SELECT (SELECT n FROM totals) = (SELECT count(*) FROM counted)";
@@ -473,9 +491,12 @@ async fn every_line_of_the_manual_page_arrives() {
     bench.source.sql("shop", "BEGIN READ WRITE; DELETE FROM settings WHERE shipped; COMMIT");
     // On the way back the source follows, and its own triggers do not fire either.
     bench.target.sql("shop", "INSERT INTO guarded (v) VALUES (7); INSERT INTO counted (v) VALUES (7)");
+    bench.target.sql("shop", "SELECT lo_put(4711, 0, 'on the target'), lo_from_bytea(4712, 'new')");
     fallback(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(bench.source.sql("shop", firing), source);
     assert_eq!(bench.source.sql("shop", newest), "t", "refreshed before clients were back");
+    let two = "SELECT convert_from(lo_get(4711, 0, 13), 'UTF8'), convert_from(lo_get(4712), 'UTF8')";
+    assert_eq!(bench.source.sql("shop", two), "on the target|new");
     let guards = "SELECT (SELECT count(*) FROM guards WHERE what = 'always') >= (SELECT count(*) FROM guarded), \
                   (SELECT count(*) FROM guards WHERE what = 'elsewhere'), (SELECT count(*) FROM guarded WHERE v = 7)";
     assert_eq!(bench.source.sql("shop", guards), "t|0|1");

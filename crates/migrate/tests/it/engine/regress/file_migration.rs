@@ -18,41 +18,24 @@ use stillpoint_testing::postgresql::{Cluster, Regression};
 /// do so.
 const REFUSED: &[(&str, &str)] = &[
     (
-        "materialized views",
-        "SELECT format('DROP MATERIALIZED VIEW IF EXISTS %I.%I CASCADE', nspname, relname) FROM {relations} WHERE relkind = 'm'",
-    ),
-    (
-        "columns with numbers of relations and types",
-        "SELECT format('ALTER TABLE %I.%I DROP COLUMN IF EXISTS %I CASCADE', nspname, relname, attname) FROM {relations} \
-         JOIN pg_attribute ON attrelid = c.oid AND attnum > 0 AND NOT attisdropped \
-         WHERE relkind IN ('r', 'p') AND atttypid IN (2205, 2206, 24, 2202, 3734, 3769)",
-    ),
-    (
-        "deferrable keys",
-        "SELECT format('ALTER TABLE %I.%I DROP CONSTRAINT IF EXISTS %I CASCADE', nspname, relname, conname) FROM {relations} \
-         JOIN pg_constraint ON conrelid = c.oid WHERE condeferrable AND contype IN ('u', 'p', 'x')",
-    ),
-    (
-        "that triggers fire always",
-        "SELECT format('ALTER TABLE %I.%I ENABLE TRIGGER %I', nspname, relname, tgname) FROM {relations} \
-         JOIN pg_trigger ON tgrelid = c.oid WHERE NOT tgisinternal AND tgenabled IN ('A', 'R')",
-    ),
-    (
-        "that rules act always",
-        "SELECT format('ALTER TABLE %I.%I ENABLE RULE %I', nspname, relname, rulename) FROM {relations} \
-         JOIN pg_rewrite ON ev_class = c.oid WHERE rulename <> '_RETURN' AND ev_enabled IN ('A', 'R')",
-    ),
-    (
         "that tables and sequences are unlogged",
         "SELECT format('ALTER %s %I.%I SET LOGGED', CASE relkind WHEN 'r' THEN 'TABLE' ELSE 'SEQUENCE' END, nspname, relname) \
          FROM {relations} WHERE relkind IN ('r', 'S') AND relpersistence = 'u' ORDER BY relkind",
     ),
-    ("event triggers", "SELECT format('DROP EVENT TRIGGER IF EXISTS %I', evtname) FROM pg_event_trigger"),
-    ("large objects", "SELECT format('SELECT lo_unlink(%s)', oid) FROM pg_largeobject_metadata"),
+    (
+        "event triggers that always fire",
+        "SELECT format('DROP EVENT TRIGGER IF EXISTS %I', evtname) FROM pg_event_trigger WHERE evtenabled IN ('A', 'R')",
+    ),
 ];
 
 /// Objects that are removed too if images of rows are captured.
 const WITHOUT_IMAGES: &[(&str, &str)] = &[
+    (
+        "columns with names of objects",
+        "SELECT format('ALTER TABLE %I.%I DROP COLUMN IF EXISTS %I CASCADE', nspname, relname, attname) FROM {relations} \
+         JOIN pg_attribute ON attrelid = c.oid AND attnum > 0 AND NOT attisdropped JOIN pg_type t ON t.oid = atttypid \
+         WHERE relkind IN ('r', 'p') AND '{24,2202,2203,2204,2205,2206,3734,3769,4089,4096,4191}'::oid[] && ARRAY[t.oid, t.typelem]",
+    ),
     (
         "tables of which others inherit",
         "SELECT format('DROP TABLE IF EXISTS %I.%I CASCADE', nspname, relname) FROM {relations} \
