@@ -122,7 +122,9 @@ struct PauseConnections {
 impl PauseConnections {
     async fn open(direction: &Direction, inventory: &Inventory, with_roles: bool) -> Result<PauseConnections, Error> {
         // A parallel worker would count as a new session, and connections are disabled then.
-        let settings = [("synchronous_commit", "on"), ("max_parallel_workers_per_gather", "0")];
+        // A vacuum by the server gives way to who waits for its lock for this long.
+        let settings =
+            [("synchronous_commit", "on"), ("max_parallel_workers_per_gather", "0"), ("deadlock_timeout", "10ms")];
         let mut checker = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
         let catalog_state = CatalogState::take(&mut checker).await?;
         let roles = if with_roles { roles::marks(&mut checker).await? } else { Vec::new() };
