@@ -38,14 +38,10 @@ const ATTEMPTS_MAX: usize = 8;
 /// Makes the root for a source package; packages with the same build dependencies share one.
 pub(crate) fn for_package(builder: &Builder, apt: &Apt, source: &SourcePackage) -> Result<PathBuf, Error> {
     // from the description: the root's own lists may not have this version
-    let install = format!(
-        "DEBIAN_FRONTEND=noninteractive apt-get -q -y --build-profiles {PROFILES} --arch-only build-dep /{DESCRIPTION}"
-    );
+    // with what only the package's tests need: its rules may look for that all the same
+    let install = format!("DEBIAN_FRONTEND=noninteractive apt-get -q -y --arch-only build-dep /{DESCRIPTION}");
     make(builder, apt, source, source.name(), &install, &[])
 }
-
-/// Build profiles of all builds: what only a package's own tests need is not installed.
-pub(crate) const PROFILES: &str = "nocheck";
 
 /// Path of the source package's description, inside the root.
 const DESCRIPTION: &str = "stillpoint/source.dsc";
