@@ -39,6 +39,8 @@ fn conditions(text: &str) -> Result<Conditions, String> {
     Condition::all(text).map(Conditions)
 }
 
+/// Number of looks at which no command is at work after which the order counts as lost.
+const ABSENT_MAX: u32 = 20;
 /// Interval between two looks at the command that holds.
 const INTERVAL: Duration = Duration::from_millis(300);
 
@@ -62,7 +64,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 /// Waits until clients are on the target, or the order is not carried out.
 fn wait(options: &Options, output: &Output) -> Result<(), Failure> {
     let database = &options.source.database;
-    let mut told = String::new();
+    let (mut told, mut absent) = (String::new(), 0);
     loop {
         let status = block_on(status(options))?
             .map_err(|error| Failure::failed(error, "the switch is ordered").hint(REACHABILITY_HINT))?;
@@ -72,6 +74,7 @@ fn wait(options: &Options, output: &Output) -> Result<(), Failure> {
             let state = "clients are on the source".to_owned();
             Failure { exit: Exit::FellBack, error, state, hint: Some("the output of `run --hold`".into()) }
         };
+        absent = if status.holding.is_none() && status.at_work.is_none() { absent + 1 } else { 0 };
         // Without a journal, only the proxy knows where clients are.
         let is_ended = phase.is_none() && status.serving == Some("target");
         match (phase, &status.holding) {
@@ -85,6 +88,12 @@ fn wait(options: &Options, output: &Output) -> Result<(), Failure> {
             (_, Some(holding)) if holding.why_not != told => {
                 told.clone_from(&holding.why_not);
                 output.note(format_args!("clients stay: {told}"));
+            }
+            _ if absent > ABSENT_MAX => {
+                let error = anyhow::anyhow!("{database}: no command works on the migration any more");
+                let state = "`stillpoint migrate status` shows where clients are".to_owned();
+                let hint = Some("run --hold, which carries the order out".into());
+                return Err(Failure { exit: Exit::Unknown, error, state, hint });
             }
             _ => {}
         }

@@ -18,7 +18,7 @@ const PLAIN_TYPES: [u32; 16] = [16, 17, 18, 19, 20, 21, 23, 25, 26, 1042, 1043, 
 const ORDERED_TYPES: [u32; 9] = [20, 21, 23, 26, 1082, 1083, 1114, 1184, 2950];
 /// OID alias types, whose binary form is a number that names another object on the other server; their text is a name:
 /// regproc, regprocedure, regoper, regoperator, regclass, regtype, regconfig, regdictionary, regnamespace, regrole, regcollation.
-const ALIAS_TYPES: [u32; 11] = [24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191];
+pub const ALIAS_TYPES: [u32; 11] = [24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191];
 /// Types with this number or a higher one are the user's, and have other numbers on the other server.
 const FIRST_USER_OID: u32 = 16384;
 

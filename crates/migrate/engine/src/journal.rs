@@ -3,7 +3,7 @@
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
 use crate::roles::Roles;
-use crate::state_files::{DEFINITIONS_EXTENSION, HOLDING, ORDER, lock, peek, read, remove, try_lock};
+use crate::state_files::{DEFINITIONS_EXTENSION, HOLDING, ORDER, copying_name, lock, peek, read, remove, try_lock};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -426,7 +426,7 @@ impl Journal {
         for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
             let _ = remove(&self.dump_path(number));
             let _ = remove(&self.definitions_path(number));
-            let _ = remove(&self.path.with_extension(format!("copying-{}", number + 1)));
+            let _ = remove(&self.path.with_extension(copying_name(number)));
         }
         for name in [DEFINITIONS_EXTENSION, HOLDING, ORDER] {
             let _ = remove(&self.path.with_extension(name));
@@ -520,7 +520,10 @@ mod tests {
         assert_eq!(copying(dir.path(), "a/b", 1), None);
         publish_copying(dir.path(), "a/b", 1, &told);
         assert_eq!((copying(dir.path(), "a/b", 1), copying(dir.path(), "a/b", 0)), (Some(told), None));
-        let file = File::options().append(true).open(copying_path(dir.path(), "a/b", 1).unwrap()).unwrap();
+        let file = File::options()
+            .append(true)
+            .open(journal_path(dir.path(), "a/b").unwrap().with_extension(copying_name(1)))
+            .unwrap();
         file.set_modified(std::time::SystemTime::now() - PROGRESS_AGE_MAX).unwrap();
         assert_eq!(copying(dir.path(), "a/b", 1), None, "the process that wrote it has died");
         remove_copying(dir.path(), "a/b", 1);

@@ -184,3 +184,13 @@ async fn check_roles(there: &mut [Link], column: &str, names: &str, findings: &m
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_types_that_are_moved_by_name_are_those_that_are_checked() {
+        assert_eq!(ALIAS_TYPES.map(|alias| alias.number), stillpoint_migrate_apply::inventory::ALIAS_TYPES);
+    }
+}

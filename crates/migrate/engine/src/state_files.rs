@@ -14,9 +14,9 @@ use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::Server;
 
 /// Maximum size in bytes of a journal or a file beside it; definitions of very many tables are large.
-pub(crate) const FILE_BYTES_MAX: u64 = 1 << 30;
+const FILE_BYTES_MAX: u64 = 1 << 30;
 /// Maximum size in bytes of a lock file, which holds a process id.
-pub(crate) const HOLDER_BYTES_MAX: u64 = 64;
+const HOLDER_BYTES_MAX: u64 = 64;
 /// Extension of the file beside a journal that holds definitions.
 pub(crate) const DEFINITIONS_EXTENSION: &str = "definitions";
 /// Extensions of the files of a command that holds: its state, and the order that it gets.
@@ -41,8 +41,7 @@ pub struct CopyProgress {
 
 /// Publishes the progress of a copy for other processes. Errors are ignored, because nothing depends on it.
 pub(crate) fn publish_copying(state: &Path, database: &str, number: usize, copying: &CopyProgress) {
-    let (Ok(path), Ok(text)) = (copying_path(state, database, number), serde_json::to_vec(copying)) else { return };
-    let _ = Directory::of_file(&path).and_then(|(directory, name)| directory.write(name, &text));
+    let _ = write_beside(state, database, &copying_name(number), copying);
 }
 
 /// Writes a file beside a database's journal.
@@ -85,17 +84,17 @@ fn is_fresh(path: &Path) -> bool {
 
 /// Removes the published progress when a copy has ended.
 pub(crate) fn remove_copying(state: &Path, database: &str, number: usize) {
-    let _ = copying_path(state, database, number).map(|path| remove(&path));
+    let _ = remove_beside(state, database, &copying_name(number));
 }
 
 /// Published progress of a copy; `None` if no running copy publishes it.
 pub(crate) fn copying(state: &Path, database: &str, number: usize) -> Option<CopyProgress> {
-    let path = copying_path(state, database, number).ok()?;
-    read(&path).ok()?.filter(|_| is_fresh(&path))
+    read_beside(state, database, &copying_name(number), true).ok().flatten()
 }
 
-pub(crate) fn copying_path(state: &Path, database: &str, number: usize) -> Result<PathBuf, Error> {
-    Ok(journal_path(state, database)?.with_extension(format!("copying-{}", number + 1)))
+/// Extension of the file with the progress of the copy to a target.
+pub(crate) fn copying_name(number: usize) -> String {
+    format!("copying-{}", number + 1)
 }
 
 /// The file name for a database: a byte other than an ASCII letter, digit, `-` or `_` becomes `%` and two hexadecimal digits.
@@ -180,7 +179,7 @@ pub fn running_migrations(state: &Path, source: &Server) -> Result<Vec<String>, 
 }
 
 /// Maximum time that a command waits for the one before; a guardian may be at work, and takes no longer.
-pub(crate) const LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(8) };
+const LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(8) };
 
 /// Locks a database's migration; a second process is refused.
 pub(crate) fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
@@ -208,7 +207,7 @@ pub(crate) fn try_lock(state: &Path, database: &str, limit: Duration) -> Result<
     }
 }
 
-pub(crate) fn lock_file(state: &Path, path: &Path, limit: Duration) -> Result<Option<File>, Error> {
+fn lock_file(state: &Path, path: &Path, limit: Duration) -> Result<Option<File>, Error> {
     let wrong = |source| Error::Journal { path: path.into(), source };
     Directory::make(state)?;
     let held = path.with_extension("lock");

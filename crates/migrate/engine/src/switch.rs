@@ -169,8 +169,7 @@ pub(crate) async fn prepare(
             replication_objects::create_slot(&direction.to, &slot, false, options.snapshot_limit).await?.position;
         // Changes that are repeated from here to the switch carry our stamps, and are not sent back.
         journal.lock().update(|record| record.back_from = position)?;
-        let triggers =
-            ReplicaTriggers::read(&mut Link::connect(&direction.from, Purpose::Statements, &[]).await?).await?;
+        let triggers = ReplicaTriggers::read(&mut from).await?;
         let definitions = triggers.look_enabled(&mut to, async |to| catalogs::read(to).await).await?;
         journal.lock().keep_definitions(&definitions)?;
     }
