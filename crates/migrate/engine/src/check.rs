@@ -235,6 +235,11 @@ async fn find_direct_sessions(
 
 /// Adds a finding about large objects, and refuses them if a look at all of them does not fit into the pause.
 async fn check_large_objects(link: &mut Link, options: &Options, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let unreadable = LargeObjects::unreadable(link).await?;
+    if unreadable > 0 {
+        refuse(findings, "large objects", unreadable.to_string(), "stillpoint's role may not read their contents");
+        return Ok(());
+    }
     let begun = Instant::now();
     let (count, bytes) = LargeObjects::of(link).await?.size();
     let took = begun.elapsed();

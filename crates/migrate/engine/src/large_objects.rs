@@ -10,6 +10,14 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Maximum number of objects that are brought together.
 const BATCH_MAX: usize = 500;
 
+/// Joins each object with the versions of its pages, for a role that may read the catalog of pages.
+const PAGE_VERSIONS: &str = "LEFT JOIN (SELECT loid, count(*) AS pages, (max(pageno::bigint) + 1) * 2048 AS bytes, \
+    sum(hashtextextended(concat(pageno, ' ', xmin), 0)) AS sum FROM pg_largeobject GROUP BY loid) p ON p.loid = m.oid";
+/// Joins each object with a checksum of its contents, which are opened to be read (mode 0x40000) and read by pieces of 1 MiB.
+const CONTENTS: &str = "CROSS JOIN LATERAL (SELECT NULL AS pages, s.bytes, (SELECT sum(hashtextextended(concat(at, ' ', \
+    md5(lo_get(m.oid, at, 1048576))), 0)) FROM generate_series(0, s.bytes, 1048576) at) AS sum FROM (SELECT \
+    lo_lseek64(lo_open(m.oid, 262144), 0, 2) AS bytes OFFSET 0) s) p";
+
 /// Objects of one side by their numbers, each with a text that differs after each change of owner, rights, comment or page.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct LargeObjects {
@@ -24,19 +32,32 @@ struct ObjectState {
 }
 
 impl LargeObjects {
-    /// Looks at all objects of a side.
+    /// Looks at all objects of a side: at the versions of their pages, or, without the right to read these, at all their contents.
     pub(crate) async fn of(link: &mut Link) -> Result<LargeObjects, Error> {
+        let may_see_pages = link.value("SELECT has_table_privilege('pg_largeobject', 'SELECT')").await?;
+        let pages = if may_see_pages.as_deref() == Some("t") { PAGE_VERSIONS } else { CONTENTS };
         let rows = link
-            .query(
-                "SELECT m.oid, concat_ws(' ', m.lomowner, m.lomacl, p.pages, p.sum, d.description), \
-                 coalesce(p.last + 1, 0) * 2048 FROM pg_largeobject_metadata m LEFT JOIN (SELECT loid, count(*) AS pages, \
-                 max(pageno::bigint) AS last, sum(hashtextextended(concat(pageno, ' ', xmin), 0)) AS sum FROM pg_largeobject \
-                 GROUP BY loid) p ON p.loid = m.oid LEFT JOIN pg_description d ON d.objoid = m.oid AND d.classoid = \
-                 'pg_largeobject'::regclass AND d.objsubid = 0",
-            )
+            .query(&format!(
+                "SELECT m.oid, concat_ws(' ', m.lomowner, m.lomacl, p.pages, p.sum, d.description), coalesce(p.bytes, 0) \
+                 FROM pg_largeobject_metadata m {pages} LEFT JOIN pg_description d ON d.objoid = m.oid AND d.classoid = \
+                 'pg_largeobject'::regclass AND d.objsubid = 0"
+            ))
             .await?;
         let state = |row| ObjectState { mark: text(row, 1), bytes: number(row, 2) };
         Ok(LargeObjects { known: rows.iter().map(|row| (number(row, 0), state(row))).collect() })
+    }
+
+    /// Number of objects whose contents this session's role may not read.
+    pub(crate) async fn unreadable(link: &mut Link) -> Result<u64, Error> {
+        let count = link
+            .text(
+                "SELECT count(*) FROM pg_largeobject_metadata m WHERE NOT has_table_privilege('pg_largeobject', 'SELECT') \
+                 AND NOT pg_has_role(m.lomowner, 'USAGE') AND current_setting('lo_compat_privileges') = 'off' AND NOT EXISTS \
+                 (SELECT FROM aclexplode(m.lomacl) a WHERE a.privilege_type = 'SELECT' AND (a.grantee = 0 OR \
+                 pg_has_role(a.grantee, 'USAGE')))",
+            )
+            .await?;
+        Ok(count.parse().unwrap_or(u64::MAX))
     }
 
     /// Number of objects, and the sum of their sizes in bytes.
