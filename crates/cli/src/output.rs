@@ -215,6 +215,9 @@ impl Output {
                 self.current_work().remove(&event.target.unwrap_or(1));
                 self.warn(format_args!("target {target} is dropped: {reason}"));
             }
+            EventKind::Migrate(migrate::Event::Redefining { changes }) => {
+                self.note(format_args!("definitions changed, and are repeated: {}", listed(changes, String::clone)));
+            }
             EventKind::Migrate(migrate::Event::Copying { bytes, bytes_total, bytes_per_s, estimate_s }) => {
                 let progress = copied(*bytes, *bytes_total, *bytes_per_s, *estimate_s);
                 self.progress_of(event, format!("copy: {progress}"));

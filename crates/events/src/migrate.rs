@@ -51,6 +51,16 @@ pub enum Event {
         /// Rows compared.
         rows: u64,
     },
+    /// Definitions of the source changed while a target follows; they are repeated there.
+    Redefining {
+        /// Changed objects by name.
+        changes: Vec<String>,
+    },
+    /// The target has the changed definitions.
+    Redefined {
+        /// Number of its tables.
+        tables: u64,
+    },
     /// One of several targets of a migration failed before the switch of clients: the migration continues without it.
     TargetDropped {
         /// Server that failed.

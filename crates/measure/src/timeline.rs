@@ -237,6 +237,8 @@ impl Builder {
                 | migrate::Event::Yielding { .. }
                 | migrate::Event::Following { .. }
                 | migrate::Event::Compared { .. }
+                | migrate::Event::Redefining { .. }
+                | migrate::Event::Redefined { .. }
                 | migrate::Event::TargetDropped { .. },
             ) => {}
         }

@@ -442,7 +442,7 @@ mod tests {
             tokio::spawn(worker.run(0, receiver, report, Arc::new(Throttle::unlimited())));
             let mut def = table_def(true);
             def.uniques.clear();
-            let table = Arc::new(Table { key: def.key.clone(), def });
+            let table = Arc::new(Table { key: def.key.clone(), def, version: 0 });
             Target { cluster, table, batches, reports, stamp: 0 }
         }
 

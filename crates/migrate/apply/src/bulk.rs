@@ -10,7 +10,7 @@
 //! Rows of one table without further unique indexes, identified by a key, can be written in any order: foreign keys are not
 //! checked and triggers do not fire here. A change that does not fit is sent separately, after everything gathered before.
 
-use super::transaction::{Table, Transaction, Write};
+use super::transaction::{Described, Table, Transaction, Write};
 use crate::pgoutput::{Tuple, Value};
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -42,11 +42,11 @@ pub(crate) struct BulkStatement {
 /// Key of the statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum BulkShape {
-    Insert(u32),
+    Insert(Described),
     /// True for each column that is set.
-    Update(u32, Vec<bool>),
-    Upsert(u32),
-    Delete(u32),
+    Update(Described, Vec<bool>),
+    Upsert(Described),
+    Delete(Described),
 }
 
 /// Combined effect on a row.
@@ -223,7 +223,7 @@ impl<'a> TableChanges<'a> {
                 RowEffect::Nothing => {}
             }
         }
-        let oid = table.def.oid;
+        let of = table.described();
         let all = || (0..table.def.columns.len()).collect::<Vec<_>>();
         let key = || table.key.clone().unwrap_or_default();
         // Rows that are stored together are changed together.
@@ -236,17 +236,17 @@ impl<'a> TableChanges<'a> {
             }
         };
         in_order(&mut deletes);
-        many(BulkShape::Delete(oid), true, key(), &deletes);
+        many(BulkShape::Delete(of), true, key(), &deletes);
         in_order(&mut deletes_any);
-        many(BulkShape::Delete(oid), false, key(), &deletes_any);
+        many(BulkShape::Delete(of), false, key(), &deletes_any);
         for (set, mut rows) in updates {
             in_order(&mut rows);
             let columns = all().into_iter().filter(|at| set[*at]).collect();
-            many(BulkShape::Update(oid, set), true, columns, &rows);
+            many(BulkShape::Update(of, set), true, columns, &rows);
         }
         in_order(&mut upserts);
-        many(BulkShape::Upsert(oid), true, all(), &upserts);
-        many(BulkShape::Insert(oid), true, all(), &inserts);
+        many(BulkShape::Upsert(of), true, all(), &upserts);
+        many(BulkShape::Insert(of), true, all(), &inserts);
     }
 }
 
@@ -343,7 +343,7 @@ mod tests {
     fn table() -> Arc<Table> {
         let mut def = table_def(true);
         def.uniques.clear();
-        Arc::new(Table { key: def.key.clone(), def })
+        Arc::new(Table { key: def.key.clone(), def, version: 0 })
     }
 
     fn row(values: [&str; 3]) -> Tuple {
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(texts(&group), [r#"UPDATE 1 {"1"} {"a"} {"x"}"#, "one UPDATE", r#"UPDATE 1 {"9"} {"b"} {"x"}"#]);
         let mut def = table_def(true);
         def.key = Some(vec![0]);
-        let unique = Arc::new(Table { key: def.key.clone(), def });
+        let unique = Arc::new(Table { key: def.key.clone(), def, version: 0 });
         let group = of(vec![delete(&unique, "1"), insert(&unique, ["2", "a", "x"])]);
         assert_eq!(texts(&group), ["one DELETE", "one INSERT"], "values of its unique index go from row to row");
     }

@@ -17,6 +17,7 @@ use crate::apply_worker::ApplyWorker;
 use crate::conductor::{CHANNEL_CAPACITY, Conductor};
 use crate::intake::{Command, ReplayStatus, SourceSnapshot};
 use crate::inventory::Inventory;
+use crate::partial_tables::PartialTables;
 use crate::pgoutput::Lsn;
 use crate::recording::{Recording, Stamps};
 use crate::rows::{self, Markers, Reader};
@@ -154,6 +155,7 @@ impl Follower {
                     slot: slot.to_owned(),
                     publications: publications.iter().map(ToString::to_string).collect(),
                     inventory: inventory.clone(),
+                    partial: PartialTables::read(&mut Link::connect(target, Purpose::Statements, &[]).await?).await?,
                     from,
                     horizon,
                     confirmed: Arc::clone(&shared),
@@ -227,6 +229,11 @@ impl Follower {
         } else {
             None
         }
+    }
+
+    /// Returns true if it has ended and reported why.
+    pub fn has_ended(&self) -> bool {
+        self.end_reported
     }
 
     /// Marks the present commits and returns the position: when the replay reaches it, every commit before it is applied.

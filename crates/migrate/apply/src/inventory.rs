@@ -127,6 +127,28 @@ impl TableDef {
         self.own_rows.as_deref().unwrap_or("true")
     }
 
+    /// Returns true if it has a column of that name.
+    pub fn has_column(&self, name: &str) -> bool {
+        self.columns.iter().any(|column| column.name == name)
+    }
+
+    /// The same table with only these columns, in this order. Keys and indexes of other columns are unknown then.
+    pub(crate) fn with_columns(&self, names: &[&String]) -> TableDef {
+        let place = |at: &usize| names.iter().position(|name| **name == self.columns[*at].name);
+        let places = |columns: &Vec<usize>| columns.iter().map(place).collect::<Option<Vec<_>>>();
+        let of_name = |name: &&String| self.columns.iter().find(|column| column.name == **name).cloned();
+        let of_index = |index: &UniqueIndex| UniqueIndex {
+            columns: index.columns.as_ref().and_then(places),
+            ..index.clone()
+        };
+        TableDef {
+            columns: names.iter().filter_map(of_name).collect(),
+            key: self.key.as_ref().and_then(places),
+            uniques: self.uniques.iter().map(of_index).collect(),
+            ..self.clone()
+        }
+    }
+
     /// The names of all columns, quoted and separated.
     pub fn column_list(&self) -> String {
         self.columns.iter().map(|column| identifier(&column.name)).collect::<Vec<_>>().join(", ")

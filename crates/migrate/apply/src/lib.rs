@@ -18,6 +18,7 @@ mod error;
 mod follower;
 mod intake;
 pub mod inventory;
+pub mod partial_tables;
 mod pgoutput;
 pub mod recording;
 pub mod replication_objects;

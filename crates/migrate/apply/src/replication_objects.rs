@@ -3,6 +3,7 @@
 
 use crate::Error;
 use crate::inventory::{Inventory, TableDef};
+use crate::partial_tables::PartialTables;
 use crate::pgoutput::Lsn;
 use std::time::{Duration, Instant};
 use stillpoint_migrate_postgres::link::{Link, Purpose, Row, Server, ServerError, identifier, literal, number, text};
@@ -35,6 +36,7 @@ pub async fn install(link: &mut Link, position: Lsn) -> Result<(), Error> {
          NULL)";
     link.query(made).await?;
     check_ownership(link, SCHEMA).await?;
+    link.query(PartialTables::INSTALL).await?;
     let filled = format!(
         "TRUNCATE stillpoint.applied, stillpoint.position; INSERT INTO stillpoint.position VALUES ({position}); \
          COMMIT"
@@ -144,20 +146,39 @@ pub async fn publish(link: &mut Link, inventory: &Inventory) -> Result<(), Serve
     .map(drop)
 }
 
-/// Refuses a table that was created after the others were published, because its changes would not be reported.
+/// Publishes tables that were created after the others.
 ///
 /// # Errors
 ///
 /// An error if the server cannot be asked, or refuses.
-pub async fn check_all_published(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
-    let [rows, _] = PUBLICATIONS.map(literal);
+pub async fn publish_new(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+    let published = published(link).await?;
+    for table in inventory.tables.iter().filter(|table| !published.contains(&table.oid)) {
+        let [rows, _] = PUBLICATIONS;
+        link.query(&format!("ALTER PUBLICATION {rows} ADD TABLE ONLY {}", table.qualified())).await?;
+    }
+    Ok(())
+}
+
+/// Numbers of the tables whose rows are published.
+async fn published(link: &mut Link) -> Result<Vec<u32>, ServerError> {
+    let rows = literal(PUBLICATIONS[0]);
     let published = link
         .query(&format!(
             "SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = \
              {rows}"
         ))
         .await?;
-    let published: Vec<u32> = published.iter().map(|row| number(row, 0)).collect();
+    Ok(published.iter().map(|row| number(row, 0)).collect())
+}
+
+/// Refuses a table that was created after the others were published, because its changes would not be reported.
+///
+/// # Errors
+///
+/// An error if the server cannot be asked, or refuses.
+pub async fn check_all_published(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+    let published = published(link).await?;
     match inventory.tables.iter().find(|table| !published.contains(&table.oid)) {
         Some(table) => Err(Error::SchemaChanged(format!("{} was created", table.display()))),
         None => Ok(()),

@@ -2,7 +2,7 @@
 //!
 //! A repeated change is blind: it reads only the key of the row that it changes.
 
-use super::transaction::{Table, Write};
+use super::transaction::{Described, Table, Write};
 use crate::pgoutput::{Tuple, Value};
 use bytes::BytesMut;
 use postgres_protocol::IsNull;
@@ -15,26 +15,26 @@ use stillpoint_migrate_postgres::link::identifier;
 /// Key of the statement for a change: changes with the same shape share one statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Shape {
-    Insert(u32),
+    Insert(Described),
     /// True for each column that is set.
-    Update(u32, Vec<bool>),
+    Update(Described, Vec<bool>),
     /// True for each column that was sent.
-    Replace(u32, Vec<bool>),
-    Upsert(u32),
-    Delete(u32),
+    Replace(Described, Vec<bool>),
+    Upsert(Described),
+    Delete(Described),
 }
 
 impl Write {
     /// Returns the shape of its statement; `None` if preparing it is not worthwhile.
     pub(crate) fn shape(&self) -> Option<Shape> {
         match self {
-            Write::Insert { table, .. } => Some(Shape::Insert(table.def.oid)),
+            Write::Insert { table, .. } => Some(Shape::Insert(table.described())),
             Write::Update { table, old, new } if replaces(table, old.as_ref(), new) => {
-                Some(Shape::Replace(table.def.oid, sent(new)))
+                Some(Shape::Replace(table.described(), sent(new)))
             }
-            Write::Update { table, new, .. } => Some(Shape::Update(table.def.oid, settable(table, new))),
-            Write::Upsert { table, .. } => Some(Shape::Upsert(table.def.oid)),
-            Write::Delete { table, .. } => Some(Shape::Delete(table.def.oid)),
+            Write::Update { table, new, .. } => Some(Shape::Update(table.described(), settable(table, new))),
+            Write::Upsert { table, .. } => Some(Shape::Upsert(table.described())),
+            Write::Delete { table, .. } => Some(Shape::Delete(table.described())),
             Write::Truncate { .. } => None,
         }
     }
@@ -248,7 +248,7 @@ mod tests {
 
     fn table(keyed: bool) -> Arc<Table> {
         let def = table_def(keyed);
-        Arc::new(Table { key: def.key.clone(), def })
+        Arc::new(Table { key: def.key.clone(), def, version: 0 })
     }
 
     fn text(value: &str) -> Value {
@@ -268,7 +268,7 @@ mod tests {
         let of = |keyed: bool, always: usize| {
             let mut def = table_def(keyed);
             def.columns[always].identity_always = true;
-            Arc::new(Table { key: def.key.clone(), def })
+            Arc::new(Table { key: def.key.clone(), def, version: 0 })
         };
         let row = |first: &str| vec![text(first), text("m"), Value::Unchanged];
         let update =
@@ -298,7 +298,7 @@ mod tests {
     fn without_a_key_one_row_of_equals_is_taken() {
         let mut def = table_def(false);
         def.columns[2] = ColumnDef::of("note", false);
-        let table = Arc::new(Table { key: None, def });
+        let table = Arc::new(Table { key: None, def, version: 0 });
         let write = Write::Delete { table, old: vec![text("1"), Value::Null, text("x")] };
         let sql = write.sql();
         assert!(sql.contains("LIMIT 1") && sql.contains(r#""mail" IS NOT DISTINCT FROM $2"#), "{sql}");

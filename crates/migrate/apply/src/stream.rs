@@ -9,6 +9,7 @@ use super::backlog::{Backlog, advance_slot};
 use super::transaction::{Assembler, Item};
 use crate::Error;
 use crate::inventory::Inventory;
+use crate::partial_tables::PartialTables;
 use crate::pgoutput::{self, Lsn, Message, Streamed};
 use crate::throttle::Throttle;
 use std::sync::Arc;
@@ -75,6 +76,7 @@ pub(crate) struct StreamParameters {
     pub(crate) slot: String,
     pub(crate) publications: Vec<String>,
     pub(crate) inventory: Inventory,
+    pub(crate) partial: PartialTables,
     /// Start position; the slot's position if that is later.
     pub(crate) from: Lsn,
     /// Position up to which changed rows may be missing.
@@ -127,7 +129,9 @@ impl StreamParameters {
 
 impl Stream {
     fn new(parameters: StreamParameters) -> Stream {
-        let (assembler, received) = (Assembler::new(&parameters.inventory, parameters.horizon), parameters.from);
+        let partial = parameters.partial.clone();
+        let assembler = Assembler::new(&parameters.inventory, partial, parameters.horizon);
+        let received = parameters.from;
         let message_rate = MessageRate { since: Instant::now(), messages: 0, fast: false };
         Stream { parameters, assembler, received, message_rate }
     }

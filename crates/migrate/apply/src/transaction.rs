@@ -1,7 +1,9 @@
 //! Assembles messages of the stream into whole transactions with their tokens; data only.
 
 use crate::Error;
+use crate::intake::SourceSnapshot;
 use crate::inventory::{Inventory, TableDef};
+use crate::partial_tables::PartialTables;
 use crate::pgoutput::{Lsn, Message, Relation, Tuple, Value};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,9 +21,18 @@ pub(crate) struct Table {
     pub(crate) def: TableDef,
     /// Positions of the columns that identify a row; `None` if all columns are needed.
     pub(crate) key: Option<Vec<usize>>,
+    /// Differs between descriptions of one table with other columns; 0 if they are those of the inventory.
+    pub(crate) version: u64,
 }
 
+/// One description of a table, as key of its statements: its number, and [`Table::version`].
+pub(crate) type Described = (u32, u64);
+
 impl Table {
+    pub(crate) fn described(&self) -> Described {
+        (self.def.oid, self.version)
+    }
+
     /// Returns true if a row can be written that may be present or not.
     pub(crate) fn can_upsert(&self) -> bool {
         self.def.upserts() && self.key.as_ref().is_some_and(|key| !key.is_empty())
@@ -83,11 +94,28 @@ pub(crate) enum Item<T = Transaction> {
     Position(Lsn),
 }
 
+/// A relation in the stream.
+#[derive(Debug)]
+enum Streamed {
+    /// A table of our own.
+    Ours,
+    /// Its rows are copied later, or it is gone.
+    Skipped,
+    Table {
+        table: Arc<Table>,
+        /// Places in the stream of the columns of the table; `None` if they are all, in their order.
+        places: Option<Vec<usize>>,
+        /// Snapshot with which the table was copied while others were followed.
+        copied: Option<SourceSnapshot>,
+    },
+}
+
 /// Assembles transactions.
 #[derive(Debug)]
 pub(crate) struct Assembler {
     inventory: HashMap<u32, TableDef>,
-    tables: HashMap<u32, Option<Arc<Table>>>,
+    partial: PartialTables,
+    tables: HashMap<u32, Streamed>,
     open: Option<Transaction>,
     marker: Option<String>,
     /// Transactions that end up to this position are early.
@@ -98,9 +126,9 @@ pub(crate) struct Assembler {
 
 impl Assembler {
     /// Makes an assembler; transactions that commit up to the `horizon` are early.
-    pub(crate) fn new(inventory: &Inventory, horizon: Lsn) -> Assembler {
+    pub(crate) fn new(inventory: &Inventory, partial: PartialTables, horizon: Lsn) -> Assembler {
         let inventory = inventory.tables.iter().map(|table| (table.oid, table.clone())).collect();
-        Assembler { inventory, tables: HashMap::new(), open: None, marker: None, horizon, ours: false }
+        Assembler { inventory, partial, tables: HashMap::new(), open: None, marker: None, horizon, ours: false }
     }
 
     /// Takes the next message; `size` is its size in the stream, in bytes.
@@ -113,24 +141,32 @@ impl Assembler {
             }
             Message::Commit { end_lsn, .. } => return self.commit(end_lsn).map(Some),
             Message::Relation(relation) => self.relation(relation)?,
-            Message::Insert { relation, new } => match self.table(relation)? {
-                Some(table) => self.write(Write::Insert { table, new }, size)?,
-                None => self.ours = true,
-            },
-            Message::Update { relation, old, new } => {
-                if let Some(table) = self.table(relation)? {
-                    self.write(Write::Update { table, old, new }, size)?;
+            Message::Insert { relation, new } => {
+                if let Some((table, [new])) = self.row(relation, [new])? {
+                    self.write(Write::Insert { table, new }, size)?;
+                } else if matches!(self.tables.get(&relation), Some(Streamed::Ours)) {
+                    self.ours = true;
+                }
+            }
+            Message::Update { relation, old: None, new } => {
+                if let Some((table, [new])) = self.row(relation, [new])? {
+                    self.write(Write::Update { table, old: None, new }, size)?;
+                }
+            }
+            Message::Update { relation, old: Some(old), new } => {
+                if let Some((table, [old, new])) = self.row(relation, [old, new])? {
+                    self.write(Write::Update { table, old: Some(old), new }, size)?;
                 }
             }
             Message::Delete { relation, old } => {
-                if let Some(table) = self.table(relation)? {
+                if let Some((table, [old])) = self.row(relation, [old])? {
                     self.write(Write::Delete { table, old }, size)?;
                 }
             }
             Message::Truncate { relations, restart_identity, .. } => {
                 // With CASCADE, the list includes the tables that CASCADE reached.
-                let found: Result<Vec<_>, _> = relations.into_iter().map(|relation| self.table(relation)).collect();
-                let tables: Vec<_> = found?.into_iter().flatten().collect();
+                let found: Result<Vec<_>, _> = relations.into_iter().map(|relation| self.row(relation, [])).collect();
+                let tables: Vec<_> = found?.into_iter().flatten().map(|(table, [])| table).collect();
                 if !tables.is_empty() {
                     self.write(Write::Truncate { tables, restart_identity }, size)?;
                 }
@@ -163,30 +199,65 @@ impl Assembler {
         Ok(())
     }
 
-    fn table(&self, oid: u32) -> Result<Option<Arc<Table>>, Error> {
+    /// Returns the table of a change and its rows, with a value for each column of the table; `None` if the change is not to be
+    /// repeated.
+    fn row<const N: usize>(&self, oid: u32, mut rows: [Tuple; N]) -> Result<Option<(Arc<Table>, [Tuple; N])>, Error> {
         let known = self.tables.get(&oid);
-        known.cloned().ok_or_else(|| Error::Pgoutput(format!("a change of relation {oid}, which was not described")))
+        let known = known.ok_or_else(|| {
+            Error::Pgoutput(format!("a change of relation {oid}, which was not described"))
+        })?;
+        let Streamed::Table { table, places, copied } = known else { return Ok(None) };
+        let xid = self.open.as_ref().map(|open| open.xid);
+        if copied.as_ref().zip(xid).is_some_and(|(copied, xid)| copied.sees(xid)) {
+            return Ok(None);
+        }
+        for row in rows.iter_mut().filter(|_| places.is_some()) {
+            let values = places.iter().flatten().map(|place| row.get(*place).cloned().unwrap_or(Value::Null));
+            *row = values.collect();
+        }
+        Ok(Some((Arc::clone(table), rows)))
     }
 
     /// Takes the description of a table, which the stream sends before its first change, and again after a change of its
     /// definition.
     fn relation(&mut self, relation: Relation) -> Result<(), Error> {
         if relation.schema == OUR_SCHEMA {
-            self.tables.insert(relation.oid, None);
+            self.tables.insert(relation.oid, Streamed::Ours);
+            return Ok(());
+        }
+        if self.partial.copying.contains(&relation.oid) {
+            self.tables.insert(relation.oid, Streamed::Skipped);
             return Ok(());
         }
         let def = described(&self.inventory, relation.oid, &relation.schema, &relation.name)?;
-        if !def.columns.iter().map(|column| &column.name).eq(relation.columns.iter().map(|column| &column.name)) {
-            return Err(other_columns(def));
-        }
+        let names = || relation.columns.iter().map(|column| &column.name);
         let flagged = || relation.columns.iter().enumerate().filter(|(_, c)| c.key).map(|(at, _)| at).collect();
+        let (def, places, version) = if def.columns.iter().map(|column| &column.name).eq(names()) {
+            (def.clone(), None, 0)
+        } else {
+            // Columns that the inventory does not know are left out only if they are known to be dropped later.
+            let is_new = |name: &String| !def.has_column(name) && !self.partial.is_dropped(def.oid, name);
+            if names().any(is_new) {
+                return Err(other_columns(def));
+            }
+            let known: Vec<&String> = names().filter(|name| def.has_column(name)).collect();
+            let places = known.iter().filter_map(|name| names().position(|streamed| streamed == *name)).collect();
+            (def.with_columns(&known), Some(places), hash(known.iter()))
+        };
         let key = match relation.identity {
-            b'i' => Some(flagged()),
-            b'f' | b'd' => def.key.clone(),
+            b'i' if places.is_none() => Some(flagged()),
+            b'f' | b'd' if places.is_none() => def.key.clone(),
+            b'i' | b'd' => {
+                let is_key = |name: &String| relation.columns.iter().any(|column| column.key && column.name == *name);
+                let columns = def.columns.iter().enumerate().filter(|(_, column)| is_key(&column.name));
+                Some(columns.map(|(at, _)| at).collect::<Vec<_>>()).filter(|key| !key.is_empty())
+            }
+            b'f' => def.key.clone(),
             _ => None,
         };
-        let table = Table { def: def.clone(), key };
-        self.tables.insert(relation.oid, Some(Arc::new(table)));
+        let copied = self.partial.copied.get(&relation.oid).cloned();
+        let table = Arc::new(Table { def, key, version });
+        self.tables.insert(relation.oid, Streamed::Table { table, places, copied });
         Ok(())
     }
 }
@@ -275,7 +346,7 @@ fn unique_token(table: &Table, index: &crate::inventory::UniqueIndex, row: &Tupl
     Some(Token::Unique(of, number, hash(values())))
 }
 
-fn hash<'a>(values: impl Iterator<Item = &'a Value>) -> u64 {
+fn hash<T: Hash>(values: impl Iterator<Item = T>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for value in values {
         value.hash(&mut hasher);
@@ -333,7 +404,7 @@ pub(crate) mod tests {
 
     fn assembler_with(def: &TableDef, horizon: Lsn) -> Assembler {
         let inventory = Inventory { tables: vec![def.clone()], partitioned: Vec::new(), sequences: Vec::new() };
-        let mut assembler = Assembler::new(&inventory, horizon);
+        let mut assembler = Assembler::new(&inventory, PartialTables::default(), horizon);
         assembler.take(Message::Relation(relation(def)), 0).unwrap();
         assembler
     }

@@ -16,7 +16,7 @@ use crate::replica_triggers::ReplicaTriggers;
 use crate::snapshot::{ChangeStore, SnapshotState};
 use crate::state_files::{self, CopyProgress};
 use crate::weight::run_with_weight;
-use crate::{Roles, roles};
+use crate::{Roles, redefine, roles};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -57,7 +57,7 @@ pub(crate) async fn create(
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
     let file = journal.lock().create_dump(number)?;
     let (major, from) = (major(&options.target).await?, major(&options.source).await?);
-    definitions::dump(&options.source, from, major, &snapshotted.snapshot, &file).await?;
+    definitions::dump(&options.source, from, major, Some(&snapshotted.snapshot), &file).await?;
     let dump = Dump { target: &options.target, major, file: &file };
     journal.lock().record_phase(number, Phase::Copying)?;
     if options.roles == Roles::Create {
@@ -72,6 +72,9 @@ pub(crate) async fn create(
     let position = if let ChangeStore::Slot(slot) = &snapshotted.store { slot.position } else { 0 };
     replication_objects::install(&mut target, position).await?;
     make_room(&mut target, &snapshotted.inventory.tables).await?;
+    if matches!(snapshotted.store, ChangeStore::Slot(_)) {
+        redefine::keep_first_shapes(&mut snapshotted.holder, &mut target).await?;
+    }
     options.faults.reach("definitions", Side::After)?;
     let copied = copy_rows(options, &mut snapshotted, clients.as_deref_mut(), reporter).await;
     state_files::remove_copying(&options.state, &options.source.database, number);

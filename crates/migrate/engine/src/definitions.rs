@@ -16,12 +16,19 @@ pub(crate) async fn major(server: &Server) -> Result<u32, Error> {
     Ok(major.parse().unwrap_or(0))
 }
 
-/// Dumps all definitions as the snapshot shows them, from a source of major version `from` for a target of `major`.
-pub(crate) async fn dump(source: &Server, from: u32, major: u32, snapshot: &str, into: &Path) -> Result<(), Error> {
+/// Dumps all definitions, as the snapshot shows them if there is one, from a server of major version `from` for one of `major`.
+pub(crate) async fn dump(
+    source: &Server,
+    from: u32,
+    major: u32,
+    snapshot: Option<&str>,
+    into: &Path,
+) -> Result<(), Error> {
     let mut command = client("pg_dump", major, source);
     command.env("PGOPTIONS", session_settings::options(from, &[]));
     command.args(["--format=custom", "--schema-only", "--no-publications", "--no-subscriptions"]);
-    command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]).arg(format!("--snapshot={snapshot}"));
+    command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]);
+    command.args(snapshot.map(|snapshot| format!("--snapshot={snapshot}")));
     command.arg("--file").arg(into).arg(format!("--dbname={}", of_database(&source.database)));
     run(command, "pg_dump", "").await.map(drop)
 }
@@ -131,10 +138,15 @@ impl Dump<'_> {
         self.attempt_with("--section=pre-data", "").await
     }
 
+    /// Creates the entries of a list, as many as possible; returns those that the database rejects.
+    pub(crate) async fn attempt_entries(&self, list: &str) -> Result<Vec<RejectedDefinition>, Error> {
+        self.attempt_with("--use-list=/dev/stdin", list).await
+    }
+
     /// Creates as many indexes, constraints and triggers as possible in a database without foreign keys; returns those that
     /// it rejects.
     pub(crate) async fn attempt_most(&self, of: &DeferredDefinitions) -> Result<Vec<RejectedDefinition>, Error> {
-        self.attempt_with("--use-list=/dev/stdin", &of.most).await
+        self.attempt_entries(&of.most).await
     }
 
     /// Creates as many foreign keys as possible; returns those that the database rejects.
@@ -142,7 +154,7 @@ impl Dump<'_> {
         &self,
         of: &DeferredDefinitions,
     ) -> Result<Vec<RejectedDefinition>, Error> {
-        self.attempt_with("--use-list=/dev/stdin", &of.foreign_keys).await
+        self.attempt_entries(&of.foreign_keys).await
     }
 
     async fn attempt_with(&self, which: &str, list: &str) -> Result<Vec<RejectedDefinition>, Error> {

@@ -110,6 +110,25 @@ impl Gate<'_> {
         Ok(false)
     }
 
+    /// Does work that takes time, and publishes meanwhile that clients stay for it.
+    pub(crate) async fn beside<T>(&self, load: &FollowLoad, work: impl Future<Output = T>) -> T {
+        let Options { state, source, .. } = self.options;
+        let publish = || -> Result<(), Error> {
+            let order = state_files::read_beside(state, &source.database, ORDER, false)?;
+            let why_not = "definitions that changed are being repeated".to_owned();
+            state_files::write_beside(state, &source.database, HOLDING, &Holding { load: *load, order, why_not })
+        };
+        let (mut tick, begun) = (tokio::time::interval(INTERVAL), Instant::now());
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                // Of a short look there is nothing to tell; and only `status` needs it.
+                _ = tick.tick() => drop((begun.elapsed() > INTERVAL).then(publish)),
+            }
+        }
+    }
+
     fn close(&self) -> Result<(), Error> {
         let Options { state, source, .. } = self.options;
         [HOLDING, ORDER].iter().try_for_each(|name| state_files::remove_beside(state, &source.database, name))

@@ -326,6 +326,14 @@ impl Journal {
         })
     }
 
+    /// Replaces the definitions of which a target was made, after it was given later ones.
+    pub(crate) fn record_redefined(&self, number: usize, dump: &[u8], made_of: &Definitions) -> Result<(), Error> {
+        let path = self.dump_path(number);
+        let (directory, name) = Directory::of_file(&path)?;
+        directory.write_synced(name, dump)?;
+        self.replace(&self.definitions_path(number), made_of)
+    }
+
     /// The definitions of which a target that follows was made.
     ///
     /// # Errors

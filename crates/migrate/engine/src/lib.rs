@@ -91,6 +91,7 @@ mod phases;
 mod priority;
 mod progress;
 mod proxy_client;
+mod redefine;
 mod rehearsal;
 mod removal;
 mod replica_triggers;

@@ -22,10 +22,11 @@ use crate::progress::Reporter;
 use crate::removal;
 use crate::removal::{drop_database, leftover_message};
 use crate::snapshot::prepare_source;
+use crate::switch_order::FollowLoad;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
 use stillpoint_migrate_apply::replication_objects::has_slot_log;
 use stillpoint_migrate_apply::{Error, replication_objects};
@@ -33,6 +34,9 @@ use stillpoint_migrate_postgres::link::{Link, Purpose};
 
 /// Interval at which targets that follow are checked while others are brought up.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Minimum interval at which a command that holds looks for definitions that changed.
+const DEFINITIONS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A target: its number, and options to reach it alone.
 type Target = (usize, Options);
@@ -176,8 +180,21 @@ async fn wait_for_order<'w, 'j>(
     reporter: &Reporter,
 ) -> Result<(), Error> {
     let mut gate = Gate::new(options);
+    let mut looked = Instant::now();
+    let mut pause = DEFINITIONS_INTERVAL;
+    let mut load = FollowLoad::default();
     loop {
-        if let Some((migration, error)) = take_ended(ready).await {
+        if looked.elapsed() > pause {
+            let begun = Instant::now();
+            for migration in ready.iter_mut() {
+                if let Err(error) = gate.beside(&load, migration.redefine_if_changed()).await {
+                    migration.failed = Some(error);
+                }
+            }
+            looked = Instant::now();
+            pause = DEFINITIONS_INTERVAL.max(begun.elapsed() * 20);
+        }
+        if let Some((migration, error)) = gate.beside(&load, take_ended(ready)).await {
             let target = (migration.number, migration.options.clone());
             drop(migration);
             if ready.is_empty() {
@@ -188,10 +205,11 @@ async fn wait_for_order<'w, 'j>(
         }
         let Some(first) = ready.first_mut() else { return Ok(()) };
         // A failure of the target is found by the next look.
-        if let Ok(load) = first.load().await
-            && gate.is_open(&load).await?
-        {
-            return Ok(());
+        if let Ok(measured) = first.load().await {
+            load = measured;
+            if gate.is_open(&load).await? {
+                return Ok(());
+            }
         }
         tokio::time::sleep(hold::INTERVAL).await;
     }
@@ -200,7 +218,9 @@ async fn wait_for_order<'w, 'j>(
 /// Removes a target that no longer follows from `ready`; returns it with its error.
 async fn take_ended<'m, 'j>(ready: &mut Vec<Migration<'m, 'j>>) -> Option<(Migration<'m, 'j>, Error)> {
     for at in 0..ready.len() {
-        if let Some(error) = ready[at].failure().await {
+        if let Some(error) = ready[at].failure().await
+            && let Err(error) = ready[at].redefine(error).await
+        {
             return Some((ready.remove(at), error));
         }
     }

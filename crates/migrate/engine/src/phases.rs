@@ -25,11 +25,12 @@
 use crate::clients::Clients;
 use crate::create::{CreatedTarget, create, create_foreign_keys};
 use crate::follow_state::{FollowState, compare_between, follow, load};
-use crate::journal::{Capture, SharedJournal};
+use crate::journal::{Capture, Phase as Stage, SharedJournal};
 use crate::materialized_views::refresh_before_switch;
 use crate::options::Options;
 use crate::owner::Witness;
 use crate::progress::Reporter;
+use crate::redefine::{self, Redefinition};
 use crate::snapshot::{SnapshotState, snapshot};
 use crate::switch::{self, Direction, Prepared};
 use crate::switch_order::FollowLoad;
@@ -88,6 +89,9 @@ pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
     ]
 }
 
+/// Attempts to move clients while definitions change again and again.
+const SWITCHES_MAX: usize = 5;
+
 /// A migration, as the move of one of its targets: its inverses concern all of them.
 pub(crate) struct Migration<'m, 'j> {
     /// Options of the command, with all targets.
@@ -106,6 +110,8 @@ pub(crate) struct Migration<'m, 'j> {
     created: Option<CreatedTarget>,
     horizon: u64,
     following: Option<FollowState>,
+    /// Reason why definitions that changed could not be repeated; then the target does not follow any more.
+    pub(crate) failed: Option<Error>,
     prepared: Option<Prepared>,
     /// Length of the pause, and a connection to the source made before connections to it were disabled.
     switched: Option<(Duration, Link)>,
@@ -153,6 +159,7 @@ impl<'m, 'j> Migration<'m, 'j> {
             created: None,
             horizon: 0,
             following: None,
+            failed: None,
             prepared: None,
             switched: None,
         }
@@ -191,6 +198,17 @@ impl<'m, 'j> Migration<'m, 'j> {
     ///
     /// The error of the phase that failed; nothing is undone.
     pub(crate) async fn move_clients(&mut self) -> Result<(), Error> {
+        for _ in 1..SWITCHES_MAX {
+            match self.advance(PREPARE, Some(SETTLE)).await {
+                // Clients are on the source, and what was prepared is given up.
+                Err(error) if redefine::may_be_cause(&error) && self.journal.record().phase == Stage::Following => {
+                    self.abandon().await?;
+                    self.redefine(error).await?;
+                    self.advance("compare", Some(PREPARE)).await?;
+                }
+                moved => return moved,
+            }
+        }
         self.advance(PREPARE, Some(SETTLE)).await
     }
 
@@ -209,11 +227,22 @@ impl<'m, 'j> Migration<'m, 'j> {
     /// Measures the load, and how far the target is behind.
     pub(crate) async fn load(&mut self) -> Result<FollowLoad, Error> {
         let mut source = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
-        load(state_mut(&mut self.following)?, &mut source).await
+        let following = state_mut(&mut self.following)?;
+        let measured = load(following, &mut source).await;
+        if following.follower.has_ended()
+            && let Err(error) = measured
+        {
+            self.failed = Some(error);
+            return Err(Error::WrongPhase("the target does not follow any more".into()));
+        }
+        measured
     }
 
     /// Reason why the target does not follow any more; `None` as long as it follows.
     pub(crate) async fn failure(&mut self) -> Option<Error> {
+        if let Some(error) = self.failed.take() {
+            return Some(error);
+        }
         self.following.as_mut()?.follower.failure().await
     }
 
@@ -240,8 +269,46 @@ impl<'m, 'j> Migration<'m, 'j> {
             None => Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: 0, horizon },
         };
         let clients = self.clients.take();
-        self.following = Some(follow(&self.options, feed, inventory, definitions, clients, &self.reporter).await?);
         self.horizon = horizon;
+        match follow(&self.options, feed, inventory, definitions, clients, &self.reporter).await {
+            Ok(following) => self.following = Some(following),
+            Err(error) => self.redefine(error).await?,
+        }
+        // They may have changed while rows were copied, or an earlier command was ended while it repeated them.
+        self.redefine_if_changed().await
+    }
+
+    /// Repeats definitions that changed on the source, if `error` may come from that; returns the error otherwise.
+    pub(crate) async fn redefine(&mut self, error: Error) -> Result<(), Error> {
+        if !redefine::may_be_cause(&error) {
+            return Err(error);
+        }
+        match self.look_for_definitions().await? {
+            Some(found) => self.make_redefinition(found).await,
+            None => Err(error),
+        }
+    }
+
+    /// Looks for definitions that changed on the source, and repeats them.
+    pub(crate) async fn redefine_if_changed(&mut self) -> Result<(), Error> {
+        match self.look_for_definitions().await? {
+            Some(found) => self.make_redefinition(found).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn look_for_definitions(&self) -> Result<Option<Redefinition<'m, 'j>>, Error> {
+        Box::pin(Redefinition::find(&self.options, self.number, self.journal, &self.reporter)).await
+    }
+
+    async fn make_redefinition(&mut self, redefinition: Redefinition<'_, '_>) -> Result<(), Error> {
+        // Its connections end first.
+        let large_objects = self.following.take().map(|following| following.large_objects).unwrap_or_default();
+        let horizon = self.journal.record().horizon_of(self.number);
+        let reporter = self.reporter.clone();
+        // Its state is large, and is part of the state of each caller.
+        let made = Box::pin(redefinition.make(horizon, horizon == 0, large_objects));
+        self.following = Some(reporter.phase("definitions", made).await?);
         Ok(())
     }
 
@@ -250,19 +317,29 @@ impl<'m, 'j> Migration<'m, 'j> {
             return Ok(());
         }
         let dump = self.journal.lock().dump_path(self.number);
-        let following = state_mut(&mut self.following)?;
-        create_foreign_keys(&self.options, following, &dump, &self.reporter).await?;
+        loop {
+            let following = state_mut(&mut self.following)?;
+            match create_foreign_keys(&self.options, following, &dump, &self.reporter).await {
+                Ok(()) => break,
+                Err(error) => self.redefine(error).await?,
+            }
+        }
         self.journal.lock().record_horizon_passed(self.number)
     }
 
     async fn compare(&mut self) -> Result<(), Error> {
-        let Options { source, target, .. } = &self.options;
-        compare_between(&self.options, state_mut(&mut self.following)?, source, target, &self.reporter).await
+        loop {
+            let (options, following) = (&self.options, state_mut(&mut self.following)?);
+            match compare_between(options, following, &options.source, &options.target, &self.reporter).await {
+                Ok(()) => return Ok(()),
+                Err(error) => self.redefine(error).await?,
+            }
+        }
     }
 
     async fn prepare(&mut self) -> Result<(), Error> {
         if let Some(error) = self.failure().await {
-            return Err(error);
+            self.redefine(error).await?;
         }
         let direction = Direction::forward(&self.options);
         refresh_before_switch(&direction.from, &direction.to, self.journal, &self.reporter).await?;

@@ -18,7 +18,7 @@ use crate::{Options, catalogs, values};
 use rustix::fs::MemfdFlags;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef, USER_SCHEMA};
@@ -73,18 +73,11 @@ const DEFINITIONS_KIND: &str = "definitions";
 /// Returns the findings of the rehearsal on one target.
 async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Finding>, Error> {
     let name = &options.source.database;
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    let scratch = target.database(&format!("stillpoint_rehearsal_{:016x}", hasher.finish()));
     let mut findings = Vec::new();
-    // The lock is held as long as the connection exists.
-    let mut locker = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
-    let lock = format!("SELECT pg_try_advisory_lock({REHEARSAL_LOCK_KEY}, hashtext({}))", literal(name));
-    if locker.text(&lock).await? != "t" {
+    let Some((scratch, _locker)) = lock_scratch(target, name).await? else {
         leave_out(&mut findings, DEFINITIONS_KIND, name, "another command is rehearsing them on the target");
         return Ok(findings);
-    }
-    drop_scratch(&scratch).await?;
+    };
     let rehearsal = rehearse_on_scratch(options, &scratch, &mut findings);
     let rehearsed = tokio::select! {
         rehearsed = tokio::time::timeout(REHEARSAL_TIMEOUT, rehearsal) => rehearsed,
@@ -117,6 +110,73 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
     Ok(refusals)
 }
 
+/// Reserves the scratch database for a database, and drops what an earlier command left of it. The lock is held as long as the
+/// connection exists; `None` if another command holds it.
+async fn lock_scratch(target: &Server, name: &str) -> Result<Option<(Server, Link)>, ServerError> {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    let scratch = target.database(&format!("stillpoint_rehearsal_{:016x}", hasher.finish()));
+    let mut locker = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
+    let lock = format!("SELECT pg_try_advisory_lock({REHEARSAL_LOCK_KEY}, hashtext({}))", literal(name));
+    if locker.text(&lock).await? != "t" {
+        return Ok(None);
+    }
+    drop_scratch(&scratch).await?;
+    Ok(Some((scratch, locker)))
+}
+
+/// A database that is made from definitions alone, to compare another one with it.
+pub(crate) struct ScratchDatabase {
+    server: Server,
+    _locker: Link,
+}
+
+impl ScratchDatabase {
+    /// Makes it on a target of version `major` from the dump in a file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SchemaChanged`] if the target rejects a definition.
+    pub(crate) async fn make(options: &Options, major: u32, file: &Path) -> Result<ScratchDatabase, Error> {
+        let name = &options.source.database;
+        let (server, locker) = lock_scratch(&options.target, name)
+            .await?
+            .ok_or_else(|| Error::WrongPhase("another command is rehearsing definitions on the target".into()))?;
+        let made = async {
+            let (mut findings, dump) = (Vec::new(), Dump { target: &server, major, file });
+            let mut rejections = Vec::new();
+            if create_database(&server, name, &dump.of_database_itself().await?, &mut findings).await? {
+                rejections = dump.attempt().await?;
+                let deferred = dump.deferred().await?;
+                rejections.extend(dump.attempt_most(&deferred).await?);
+                rejections.extend(dump.attempt_foreign_keys(&deferred).await?);
+            }
+            let refused = findings.iter().map(|finding| format!("{}: {}", finding.name, finding.note));
+            let rejected = rejections.iter().map(|rejected| format!("{}: {}", rejected.of, rejected.why));
+            let all: Vec<String> = refused.chain(rejected).collect();
+            if all.is_empty() { Ok(()) } else { Err(Error::SchemaChanged(all.join("; "))) }
+        };
+        let made = made.await;
+        let scratch = ScratchDatabase { server, _locker: locker };
+        match made {
+            Ok(()) => Ok(scratch),
+            Err(error) => {
+                scratch.remove().await?;
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Drops it.
+    pub(crate) async fn remove(self) -> Result<(), ServerError> {
+        drop_scratch(&self.server).await
+    }
+}
+
 /// Drops the database of this rehearsal or an earlier one. It uses a new connection, because an aborted rehearsal may have left
 /// the others unusable.
 async fn drop_scratch(scratch: &Server) -> Result<(), ServerError> {
@@ -133,7 +193,7 @@ async fn drop_scratch(scratch: &Server) -> Result<(), ServerError> {
 }
 
 /// Creates a file in memory that ends with this process, and its path for programs that this process starts.
-fn memory_file() -> Result<(OwnedFd, PathBuf), Error> {
+pub(crate) fn memory_file() -> Result<(OwnedFd, PathBuf), Error> {
     let failed = |error: rustix::io::Errno| Error::Program { program: "memfd_create".into(), why: error.to_string() };
     let file = rustix::fs::memfd_create("definitions", MemfdFlags::CLOEXEC).map_err(failed)?;
     let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
@@ -154,7 +214,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     let inventory = Inventory::read(&mut holder).await?;
     let (_memory, file) = memory_file()?;
     let dumped = tokio::select! {
-        dumped = definitions::dump(&options.source, from, to, &snapshot, &file) => dumped,
+        dumped = definitions::dump(&options.source, from, to, Some(&snapshot), &file) => dumped,
         error = wait_for_blocked_client(&options.source) => Err(error),
     };
     match dumped {

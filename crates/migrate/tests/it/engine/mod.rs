@@ -11,6 +11,7 @@ mod definitions;
 mod faults;
 mod hold;
 mod operators;
+mod redefinition;
 mod regress;
 mod rehearsal;
 mod roles;

@@ -1,0 +1,79 @@
+//! Tables whose rows are not, or were not always, what the stream has repeated: those that are copied while the others are
+//! followed, because they are new or were defined again.
+//!
+//! All of it is recorded on the target, in the transactions that make it so.
+
+use crate::Error;
+use crate::intake::SourceSnapshot;
+use std::collections::{HashMap, HashSet};
+use stillpoint_migrate_postgres::link::{Link, literal, number, text};
+
+/// What is recorded about such tables, by their numbers on the source.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PartialTables {
+    /// Tables that are to be copied, or are gone on the source: no change of theirs is repeated.
+    pub copying: HashSet<u32>,
+    /// Tables that were copied, each with the snapshot: it shows which changes their rows contain.
+    pub copied: HashMap<u32, SourceSnapshot>,
+    /// Columns that were dropped; earlier changes still contain them.
+    pub dropped: HashSet<(u32, String)>,
+}
+
+impl PartialTables {
+    /// Statements that create their tables in our schema.
+    pub(crate) const INSTALL: &'static str = "CREATE TABLE IF NOT EXISTS stillpoint.copying (relation oid PRIMARY KEY); \
+         CREATE TABLE IF NOT EXISTS stillpoint.copied (relation oid PRIMARY KEY, snapshot text NOT NULL); \
+         CREATE TABLE IF NOT EXISTS stillpoint.dropped (relation oid, name text, PRIMARY KEY (relation, name)); \
+         TRUNCATE stillpoint.copying, stillpoint.copied, stillpoint.dropped; ";
+
+    /// Reads them; there are none on a target that an earlier version made.
+    ///
+    /// # Errors
+    ///
+    /// An error if the server cannot be asked.
+    pub async fn read(link: &mut Link) -> Result<PartialTables, Error> {
+        if link.value("SELECT to_regclass('stillpoint.dropped')").await?.is_none() {
+            return Ok(PartialTables::default());
+        }
+        let copying = link.query("SELECT relation FROM stillpoint.copying").await?;
+        let copied = link.query("SELECT relation, snapshot FROM stillpoint.copied").await?;
+        let dropped = link.query("SELECT relation, name FROM stillpoint.dropped").await?;
+        let snapshot = |row| Ok((number(row, 0), SourceSnapshot::parse(&text(row, 1))?));
+        Ok(PartialTables {
+            copying: copying.iter().map(|row| number(row, 0)).collect(),
+            copied: copied.iter().map(snapshot).collect::<Result<_, Error>>()?,
+            dropped: dropped.iter().map(|row| (number(row, 0), text(row, 1))).collect(),
+        })
+    }
+
+    /// Returns true if a column was dropped.
+    pub(crate) fn is_dropped(&self, table: u32, column: &str) -> bool {
+        self.dropped.iter().any(|(of, name)| *of == table && name == column)
+    }
+
+    /// Statements that record tables that are to be copied.
+    pub fn record_copying(tables: impl IntoIterator<Item = u32>) -> String {
+        let record = |oid| format!("INSERT INTO stillpoint.copying VALUES ({oid}) ON CONFLICT DO NOTHING; ");
+        tables.into_iter().map(record).collect()
+    }
+
+    /// Statements that record columns as dropped.
+    pub fn record_dropped(columns: &[(u32, String)]) -> String {
+        let record = |(table, name): &(u32, String)| {
+            format!("INSERT INTO stillpoint.dropped VALUES ({table}, {}) ON CONFLICT DO NOTHING; ", literal(name))
+        };
+        columns.iter().map(record).collect()
+    }
+
+    /// Statements that record that these tables were copied with a snapshot, and no other is to be copied.
+    pub fn record_copied(tables: impl IntoIterator<Item = u32>, snapshot: &str) -> String {
+        let snapshot = literal(snapshot);
+        let record = |oid| {
+            format!(
+                "INSERT INTO stillpoint.copied VALUES ({oid}, {snapshot}) ON CONFLICT (relation) DO UPDATE SET snapshot = \
+                 EXCLUDED.snapshot; "
+            )
+        };
+        tables.into_iter().map(record).chain(["DELETE FROM stillpoint.copying; ".to_owned()]).collect()
+    }
+}

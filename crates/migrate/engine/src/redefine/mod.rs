@@ -1,0 +1,667 @@
+//! Definitions that change on the source while the target follows.
+//!
+//! ```text
+//!  source:  tables are published -> dump N ........................ snapshot S, same definitions as N?
+//!                                     |                                |                    \ no: again
+//!  target:              what writes need: columns, types, ...   replay up to S -> the rest, copies at S -> compared
+//! ```
+//!
+//! Clients do not wait. Two dumps of the source, before and now, show what changed; a dump of the target shows what is missing
+//! or too much there, so a round that was ended in its middle is simply made again.
+//!
+//! - First the target gets what the changes in the log may need (new columns and types), and loses what they may violate.
+//!   Nothing that must hold for all rows is made yet, because the target may be behind.
+//! - Changes of a table that is new, or whose rows the source wrote again without a trace in the log (`ALTER TYPE`, a volatile
+//!   default, a renamed table), are left out until it is copied.
+//! - At a snapshot of the source that the replay has reached exactly, the rest is made, and these tables are copied. From then
+//!   on, changes of a copied table are repeated if that snapshot does not see them.
+//! - At the end a scratch database is made from the same dump: the target must not differ from it in one definition.
+//!
+//! The order in which definitions and rows changed is not repeated: what counts is the state at the snapshot, and each row
+//! that was written between has the same values in both orders, or its table is copied.
+
+mod archive;
+mod changes;
+mod table_shape;
+
+use crate::catalogs::{self, Definitions};
+use crate::copy::{CopiedAmount, View, copy};
+use crate::definitions::{self, Dump, RejectedDefinition, major};
+use crate::follow_state::{FollowState, compare_between};
+use crate::journal::SharedJournal;
+use crate::large_objects::LargeObjects;
+use crate::options::Options;
+use crate::progress::Reporter;
+use crate::rehearsal::ScratchDatabase;
+use crate::replica_triggers::ReplicaTriggers;
+use crate::report::short_message;
+use crate::{Capture, Roles, roles};
+use archive::Entry;
+use std::collections::{BTreeSet, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use stillpoint_events::migrate;
+use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
+use stillpoint_migrate_apply::partial_tables::PartialTables;
+use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
+use stillpoint_migrate_apply::throttle::Throttle;
+use stillpoint_migrate_apply::{BARRIER_TIMEOUT, Error, Feed, Follower, Plan};
+use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, identifier, literal, text};
+use table_shape::TableShape;
+
+/// Attempts to find a moment at which no definition changes.
+const ROUNDS_MAX: usize = 20;
+/// Time between two attempts.
+const ROUND_PAUSE: Duration = Duration::from_millis(200);
+/// Times that differences are made, each with a new dump of the target: what fails because of another difference is made in the
+/// next one.
+const PASSES_MAX: usize = 5;
+/// Kinds of entries that must hold for rows of existing tables.
+const OF_ALL_ROWS: [&str; 6] =
+    ["INDEX", "CONSTRAINT", "CHECK CONSTRAINT", FOREIGN_KEY, "TABLE ATTACH", "INDEX ATTACH"];
+const FOREIGN_KEY: &str = "FK CONSTRAINT";
+/// Kinds of entries that may hold rows, or whose removal with all that needs them might drop columns.
+const NOT_CASCADED: [&str; 7] = ["TABLE", "TYPE", "DOMAIN", "SCHEMA", "SEQUENCE", "EXTENSION", "DATABASE"];
+/// Another object needs the one that is to be dropped.
+const IS_NEEDED: &str = "2BP01";
+/// Objects that are not there: columns, tables, functions, schemas, others.
+const IS_ABSENT: [&str; 5] = ["42703", "42P01", "42883", "3F000", "42704"];
+
+/// Returns true if an error of following may come from definitions that changed.
+pub(crate) fn may_be_cause(error: &Error) -> bool {
+    match error {
+        Error::SchemaChanged(_) | Error::CatalogsChanged(_) => true,
+        // A value, a constraint, a name.
+        _ => error.sqlstate().is_some_and(|state| ["22", "23", "42", "0A"].contains(&&state[..2])),
+    }
+}
+
+/// Returns true if an error of looking at the source may come from an object that was dropped or locked at that moment.
+fn passes(error: &Error) -> bool {
+    const LOCKED: [&str; 3] = ["55P03", "40P01", "XX000"];
+    match error {
+        Error::Program { .. } => true,
+        Error::Server(_) => error.sqlstate().is_some_and(|state| IS_ABSENT.contains(&state) || LOCKED.contains(&state)),
+        _ => false,
+    }
+}
+
+/// Definitions of the source at one moment.
+struct SourceDefinitions {
+    inventory: Inventory,
+    definitions: Definitions,
+    shapes: Vec<TableShape>,
+    entries: Vec<Entry>,
+    /// File of the dump.
+    file: std::path::PathBuf,
+}
+
+/// A round for one target.
+pub(crate) struct Redefinition<'r, 'j> {
+    options: Options,
+    number: usize,
+    journal: &'r SharedJournal<'j>,
+    reporter: Reporter,
+    /// Major versions of source and target.
+    majors: (u32, u32),
+    /// Definitions of which the target was made.
+    before: Arc<[Entry]>,
+    known: Definitions,
+    /// Shapes of the tables as the target has them.
+    shapes: Vec<TableShape>,
+    source: Link,
+    target: Link,
+    /// Changed entries of this round that are made.
+    done: HashSet<u32>,
+    /// Tables that were copied in this round.
+    copied: Vec<u32>,
+    /// Extensions whose version may have changed.
+    extensions: Vec<String>,
+}
+
+impl<'r, 'j> Redefinition<'r, 'j> {
+    /// Looks for changes of definitions; `None` if there are none and no earlier round was ended in its middle.
+    pub(crate) async fn find(
+        options: &Options,
+        number: usize,
+        journal: &'r SharedJournal<'j>,
+        reporter: &Reporter,
+    ) -> Result<Option<Redefinition<'r, 'j>>, Error> {
+        if journal.record().capture != Capture::Log {
+            return Ok(None);
+        }
+        let mut source = Link::connect(&options.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
+        let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
+        let (known, now) = (journal.lock().definitions_of(number)?, catalogs::read(&mut source).await?);
+        let changes = catalogs::changes(&known, &now);
+        if changes.is_empty() && PartialTables::read(&mut target).await?.copying.is_empty() {
+            return Ok(None);
+        }
+        refuse_others(&changes, options)?;
+        reporter.report(migrate::Event::Redefining { changes: changes.clone() });
+        let extensions = changes.iter().filter_map(|change| change.strip_prefix("changed extension ")).map(str::to_owned).collect();
+        let before = entries_of(&journal.lock().dump_path(number))?.into();
+        let shapes = kept_shapes(&mut target).await?;
+        let majors = (major(&options.source).await?, major(&options.target).await?);
+        Ok(Some(Redefinition {
+            options: options.clone(),
+            number,
+            journal,
+            reporter: reporter.clone(),
+            majors,
+            before,
+            known,
+            shapes,
+            source,
+            target,
+            done: HashSet::new(),
+            copied: Vec::new(),
+            extensions,
+        }))
+    }
+
+    /// Makes the target what the source is now, and returns the state in which it follows on. `horizon` and `with_foreign_keys`
+    /// say how far the migration was.
+    pub(crate) async fn make(
+        mut self,
+        horizon: u64,
+        with_foreign_keys: bool,
+        large_objects: LargeObjects,
+    ) -> Result<FollowState, Error> {
+        definitions::terminate_makers(&self.options.target, &mut self.target).await?;
+        let mut last = None;
+        for _ in 0..ROUNDS_MAX {
+            match self.round(horizon, with_foreign_keys).await {
+                Ok(Some((inventory, definitions))) => {
+                    let follower = self.follower(&inventory, horizon).await?;
+                    let mut state = FollowState { follower, inventory, definitions, large_objects, controller: None };
+                    if horizon == 0 {
+                        self.compare_rows(&mut state).await?;
+                    }
+                    return Ok(state);
+                }
+                Ok(None) => {}
+                Err(error) if passes(&error) => last = Some(error),
+                Err(error) => return Err(error),
+            }
+            let _ = self.source.query("ROLLBACK").await;
+            tokio::time::sleep(ROUND_PAUSE).await;
+        }
+        let changes = catalogs::changes(&self.known, &catalogs::read(&mut self.source).await?);
+        Err(last.unwrap_or_else(|| Error::SchemaChanged(format!("again and again: {}", changes.join("; ")))))
+    }
+
+    /// Compares the rows of the tables that were copied in this round.
+    async fn compare_rows(&self, state: &mut FollowState) -> Result<(), Error> {
+        let (options, all) = (&self.options, state.inventory.clone());
+        state.inventory.tables.retain(|table| self.copied.contains(&table.oid));
+        let compared = match state.inventory.tables.is_empty() {
+            true => Ok(()),
+            false => compare_between(options, state, &options.source, &options.target, &self.reporter).await,
+        };
+        state.inventory = all;
+        compared
+    }
+
+    /// Makes one attempt; `None` if definitions changed again meanwhile.
+    async fn round(&mut self, horizon: u64, with_foreign_keys: bool) -> Result<Option<(Inventory, Definitions)>, Error> {
+        let (_memory, file) = crate::rehearsal::memory_file()?;
+        self.done.clear();
+        let now = self.publish_and_look(file).await?;
+        self.record_partial(&now).await?;
+        let foreign_keys = |entry: &Entry| with_foreign_keys || entry.kind != FOREIGN_KEY;
+        self.converge(&now, false, &foreign_keys).await?;
+
+        let mut follower = self.follower(&now.inventory, horizon).await?;
+        let reached = self.reach_snapshot(&mut follower, &now).await;
+        let snapshot = match reached {
+            Ok(Some(snapshot)) => snapshot,
+            Ok(None) => return Ok(None),
+            // The stream met a later definition.
+            Err(error) if may_be_cause(&error) && self.have_changed(&now).await? => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        self.converge(&now, true, &|entry: &Entry| foreign_keys(entry) && entry.kind != FOREIGN_KEY).await?;
+        self.copy_tables(&now, &snapshot).await?;
+        let left = self.converge(&now, true, &foreign_keys).await?;
+        if !left.is_empty() {
+            return Err(Error::SchemaChanged(left.join("; ")));
+        }
+        self.compare(&now, with_foreign_keys).await?;
+        keep_shapes(&mut self.target, &now.shapes).await?;
+        let dump = std::fs::read(&now.file).map_err(|source| Error::Journal { path: now.file.clone(), source })?;
+        self.journal.lock().record_redefined(self.number, &dump, &now.definitions)?;
+        self.source.query("ROLLBACK").await?;
+        let tables = now.inventory.tables.len() as u64;
+        self.reporter.report(migrate::Event::Redefined { tables });
+        Ok(Some((now.inventory, now.definitions)))
+    }
+
+    /// Publishes all tables of the source, and reads its definitions after that.
+    async fn publish_and_look(&mut self, file: std::path::PathBuf) -> Result<SourceDefinitions, Error> {
+        let (options, journal) = (self.options.clone(), self.journal);
+        if options.roles == Roles::Create {
+            let made = journal.lock().record.roles_of(self.number).to_vec();
+            roles::create_and_update(&options.source, &options.target, &made, |made| {
+                journal.lock().record_roles(self.number, made)
+            })
+            .await?;
+        }
+        let tables = Inventory::read(&mut self.source).await?;
+        replication_objects::widen_identities(&mut self.source, &tables, options.snapshot_limit, |change| {
+            journal.lock().update(|record| record.identities.push(change))
+        })
+        .await?;
+        replication_objects::publish_new(&mut self.source, &tables).await?;
+        let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+        let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
+        let inventory = Inventory::read(&mut holder).await?;
+        let definitions = catalogs::read(&mut holder).await?;
+        let (from, to) = self.majors;
+        definitions::dump(&options.source, from, to, Some(&snapshot), &file).await?;
+        let shapes = table_shape::read(&mut holder).await?;
+        let entries = entries_of(&file)?;
+        Ok(SourceDefinitions { inventory, definitions, shapes, entries, file })
+    }
+
+    /// Records which tables are not to be repeated until they are copied, and which columns are gone.
+    async fn record_partial(&mut self, now: &SourceDefinitions) -> Result<(), Error> {
+        let mut there = table_shape::read(&mut self.target).await?;
+        while self.drop_other_forms(now, &there).await? {
+            there = table_shape::read(&mut self.target).await?;
+        }
+        let mut copying = BTreeSet::new();
+        let mut dropped = Vec::new();
+        for shape in &now.shapes {
+            let before = self.shape_before(shape);
+            let target = there.iter().find(|target| target.has_name_of(shape));
+            let is_whole = match (before, target) {
+                (Some(before), Some(target)) => {
+                    dropped.extend(shape.dropped_since(before).into_iter().map(|name| (shape.relation, name)));
+                    !shape.needs_copy_since(before) && !shape.lost_columns(before, target)
+                }
+                _ => false,
+            };
+            if !is_whole && !shape.partitioned {
+                copying.insert(shape.relation);
+            }
+        }
+        let gone = self.shapes.iter().filter(|before| now.shapes.iter().all(|shape| shape.relation != before.relation));
+        copying.extend(gone.map(|before| before.relation));
+        let sql = PartialTables::record_copying(copying) + &PartialTables::record_dropped(&dropped);
+        if !sql.is_empty() {
+            self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
+        }
+        // A table that is copied is emptied at once: what follows is quick then, and no rule for rows can fail.
+        let partial = PartialTables::read(&mut self.target).await?;
+        for shape in now.shapes.iter().filter(|shape| partial.copying.contains(&shape.relation)) {
+            if there.iter().any(|target| target.has_name_of(shape)) {
+                self.empty(&shape.qualified()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn shape_before(&self, shape: &TableShape) -> Option<&TableShape> {
+        self.shapes.iter().find(|before| before.relation == shape.relation)
+    }
+
+    /// Drops tables of the target whose columns cannot be brought into the source's order: they are created again, and copied.
+    /// Returns true if there were any; others may have gone with them.
+    async fn drop_other_forms(&mut self, now: &SourceDefinitions, there: &[TableShape]) -> Result<bool, Error> {
+        let mut is_any = false;
+        for shape in &now.shapes {
+            let Some(target) = there.iter().find(|target| target.has_name_of(shape)) else { continue };
+            if shape.can_be_made_of(self.shape_before(shape), target) {
+                continue;
+            }
+            let table = shape.qualified();
+            // They would lose a column with the type.
+            let users = format!(
+                "SELECT count(*) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid \
+                 WHERE c.relkind IN ('r', 'p') AND NOT a.attisdropped AND {}::regclass IN (t.typrelid, (SELECT e.typrelid FROM \
+                 pg_type e WHERE e.oid = t.typelem))",
+                literal(&table)
+            );
+            if self.target.text(&users).await? != "0" {
+                let why = format!("table {}.{}, whose type other tables use, has other columns", shape.schema, shape.name);
+                return Err(Error::SchemaChanged(why));
+            }
+            self.target.query(&format!("DROP TABLE {table} CASCADE")).await?;
+            is_any = true;
+        }
+        Ok(is_any)
+    }
+
+    /// Removes all rows of a table on the target.
+    async fn empty(&mut self, table: &str) -> Result<(), Error> {
+        match self.target.query(&format!("TRUNCATE ONLY {table}")).await {
+            // Other tables refer to it.
+            Err(ServerError::Sql { code, .. }) if code == "0A000" => {
+                self.target.query(&format!("DELETE FROM ONLY {table}")).await.map(drop)?;
+                Ok(())
+            }
+            emptied => Ok(emptied.map(drop)?),
+        }
+    }
+
+    /// Starts to follow with these tables.
+    async fn follower(&self, inventory: &Inventory, horizon: u64) -> Result<Follower, Error> {
+        let slot = self.journal.record().slot_of(self.number);
+        Follower::start(Plan {
+            source: &self.options.source,
+            target: &self.options.target,
+            feed: Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: 0, horizon },
+            inventory,
+            players: self.options.players,
+            pace: Arc::new(Throttle::unlimited()),
+        })
+        .await
+    }
+
+    /// Brings the target to a snapshot of the source with these definitions, and returns the snapshot's name and contents; the
+    /// connection to the source holds it. `None` if definitions have changed.
+    async fn reach_snapshot(
+        &mut self,
+        follower: &mut Follower,
+        now: &SourceDefinitions,
+    ) -> Result<Option<(String, String)>, Error> {
+        self.source.query("ROLLBACK").await?;
+        let wanted = follower.mark().await?;
+        while follower.status().position < wanted {
+            if let Some(error) = follower.failure().await {
+                return Err(error);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        follower.pause_at_snapshot(&mut self.source, BARRIER_TIMEOUT).await?;
+        if !catalogs::changes(&now.definitions, &catalogs::read(&mut self.source).await?).is_empty() {
+            self.source.query("ROLLBACK").await?;
+            return Ok(None);
+        }
+        let row = self.source.query("SELECT pg_export_snapshot(), pg_current_snapshot()").await?;
+        let row = row.into_iter().next().unwrap_or_default();
+        Ok(Some((text(&row, 0), text(&row, 1))))
+    }
+
+    async fn have_changed(&mut self, now: &SourceDefinitions) -> Result<bool, Error> {
+        let _ = self.source.query("ROLLBACK").await;
+        Ok(!catalogs::changes(&now.definitions, &catalogs::read(&mut self.source).await?).is_empty())
+    }
+
+    /// Makes the target's definitions those of the source, as far as they are `wanted`; what must hold for all rows only if
+    /// `whole`. Returns what could not be made.
+    async fn converge(
+        &mut self,
+        now: &SourceDefinitions,
+        whole: bool,
+        wanted: &dyn Fn(&Entry) -> bool,
+    ) -> Result<Vec<String>, Error> {
+        let mut left = Vec::new();
+        let before = Arc::clone(&self.before);
+        for _ in 0..PASSES_MAX {
+            let failed_before = std::mem::take(&mut left);
+            let (_memory, file) = crate::rehearsal::memory_file()?;
+            definitions::dump(&self.options.target, self.majors.1, self.majors.1, None, &file).await?;
+            let there = entries_of(&file)?;
+            let changes = changes::between(&before, &now.entries, &there);
+            let may_be_made = |entry: &&Entry| wanted(entry) && (whole || !OF_ALL_ROWS.contains(&entry.kind.as_str()));
+            let mut is_stable = true;
+            let changed: Vec<_> = changes.changed.iter().filter(|(_, entry)| wanted(entry)).copied().collect();
+            for entry in changes.removed.iter().filter(|entry| wanted(entry)) {
+                is_stable = false;
+                left.extend(self.remove(entry).await?);
+            }
+            for statement in self.table_statements(now, whole).await? {
+                is_stable = false;
+                left.extend(self.attempt(&statement, &statement).await?);
+            }
+            if whole {
+                left.extend(self.update_extensions().await?);
+            }
+            for (before, entry) in changed {
+                if self.done.contains(&entry.id) {
+                    continue;
+                }
+                is_stable = false;
+                match self.change(before, entry).await? {
+                    Some(failed) => left.push(failed),
+                    None => drop(self.done.insert(entry.id)),
+                }
+            }
+            let (of_database, added): (Vec<&Entry>, Vec<&Entry>) =
+                changes.added.iter().copied().filter(may_be_made).partition(|entry| is_of_database(entry));
+            for entry in of_database {
+                is_stable = false;
+                left.extend(self.attempt(&entry.definition, &entry.display()).await?);
+            }
+            if !added.is_empty() {
+                is_stable = false;
+                let list: String = added.iter().map(|entry| format!("{};\n", entry.id)).collect();
+                let dump = Dump { target: &self.options.target, major: self.majors.1, file: &now.file };
+                let rejected = dump.attempt_entries(&list).await?;
+                self.done.extend(added.iter().map(|entry| entry.id));
+                left.extend(rejected.into_iter().map(|RejectedDefinition { of, why }| format!("{of}: {why}")));
+            }
+            if is_stable || !left.is_empty() && left == failed_before {
+                break;
+            }
+        }
+        // They would fire on what is repeated and copied.
+        ReplicaTriggers::read(&mut self.source).await?.disable_present(&mut self.target).await?;
+        Ok(left)
+    }
+
+    /// Statements for tables that exist on both sides and differ.
+    async fn table_statements(&mut self, now: &SourceDefinitions, whole: bool) -> Result<Vec<String>, Error> {
+        let there = table_shape::read(&mut self.target).await?;
+        let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
+        asking.query("SET search_path = ''").await?;
+        let mut all = Vec::new();
+        // Statements about a partitioned table change its partitions, which are looked at again in the next pass.
+        for partitioned in [true, false] {
+            for shape in now.shapes.iter().filter(|shape| shape.partitioned == partitioned) {
+                if let Some(target) = there.iter().find(|target| target.has_name_of(shape)) {
+                    let before = self.shape_before(shape);
+                    all.extend(shape.statements(before, target, &mut asking, whole).await?);
+                }
+            }
+            if !all.is_empty() {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Updates extensions to the source's version.
+    async fn update_extensions(&mut self) -> Result<Vec<String>, Error> {
+        let mut failed = Vec::new();
+        for name in self.extensions.clone() {
+            let sql = format!("SELECT extversion FROM pg_extension WHERE {} IN (extname, quote_ident(extname))", literal(&name));
+            let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
+            let (wanted, there) = (asking.value(&sql).await?, self.target.value(&sql).await?);
+            if let Some(version) = wanted.filter(|version| there.is_some() && there.as_ref() != Some(version)) {
+                let statement = format!("ALTER EXTENSION {name} UPDATE TO {}", literal(&version));
+                failed.extend(self.attempt(&statement, &format!("extension {name}")).await?);
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Runs a statement; returns the server's refusal.
+    async fn attempt(&mut self, statement: &str, of: &str) -> Result<Option<String>, Error> {
+        match self.target.query(statement).await {
+            Ok(_) => Ok(None),
+            Err(error @ ServerError::Sql { .. }) => Ok(Some(format!("{of}: {}", short_message(&error.into())))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn remove(&mut self, entry: &Entry) -> Result<Option<String>, Error> {
+        let Some(statement) = changes::removal(entry) else { return Ok(None) };
+        match self.target.query(&statement).await {
+            Ok(_) => Ok(None),
+            Err(ServerError::Sql { code, .. }) if IS_ABSENT.contains(&code.as_str()) => Ok(None),
+            Err(ServerError::Sql { code, .. }) if code == IS_NEEDED && !NOT_CASCADED.contains(&entry.kind.as_str()) => {
+                let statement = statement.trim_end().trim_end_matches(';');
+                self.attempt(&format!("{statement} CASCADE"), &entry.display()).await
+            }
+            Err(error @ ServerError::Sql { .. }) => {
+                Ok(Some(format!("{}: {}", entry.display(), short_message(&error.into()))))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gives an entry its new text: in place, or by removing it, so that the next pass makes it.
+    async fn change(&mut self, before: &Entry, entry: &Entry) -> Result<Option<String>, Error> {
+        if let Some(labels) = self.new_labels(entry).await? {
+            return self.attempt(&labels, &entry.display()).await;
+        }
+        let database = identifier(&self.options.target.database);
+        if let Some(statement) = changes::replacement(before, entry, &database)
+            && (statement.is_empty() || self.attempt(&statement, "").await?.is_none())
+        {
+            return Ok(None);
+        }
+        if NOT_CASCADED.contains(&entry.kind.as_str()) {
+            return Ok(Some(format!("{} changed in a way that cannot be repeated", entry.display())));
+        }
+        self.remove(before).await
+    }
+
+    /// Statements that add the labels that an enum has on the source and lacks on the target; `None` for anything else.
+    async fn new_labels(&mut self, entry: &Entry) -> Result<Option<String>, Error> {
+        if entry.kind != "TYPE" || !entry.definition.contains(" AS ENUM (") {
+            return Ok(None);
+        }
+        let sql = format!(
+            "SELECT e.enumlabel, format('%I.%I', n.nspname, t.typname) FROM pg_enum e JOIN pg_type t ON t.oid = e.enumtypid \
+             JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = {} AND t.typname = {} ORDER BY e.enumsortorder",
+            literal(&entry.schema),
+            literal(&entry.tag)
+        );
+        let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
+        let (wanted, there) = (asking.query(&sql).await?, self.target.query(&sql).await?);
+        let labels = |rows: &[Vec<Option<String>>]| rows.iter().map(|row| text(row, 0)).collect::<Vec<_>>();
+        let (wanted, there, name) = (labels(&wanted), labels(&there), wanted.first().map(|row| text(row, 1)));
+        Ok(name.map(|name| label_statements(&name, &wanted, &there)))
+    }
+
+    /// Copies the tables that are not repeated yet, as the snapshot sees them.
+    async fn copy_tables(&mut self, now: &SourceDefinitions, (name, contents): &(String, String)) -> Result<(), Error> {
+        let partial = PartialTables::read(&mut self.target).await?;
+        let tables: Vec<TableDef> =
+            now.inventory.tables.iter().filter(|table| partial.copying.contains(&table.oid)).cloned().collect();
+        for table in &tables {
+            self.empty(&table.qualified()).await?;
+        }
+        if !tables.is_empty() {
+            let (copied, throttle) = (Arc::new(CopiedAmount::default()), Arc::new(Throttle::unlimited()));
+            let Options { source, target, copy_jobs, .. } = &self.options;
+            copy(source, target, View::Snapshot(name.clone()), &tables, *copy_jobs, &copied, &throttle).await?;
+        }
+        let sql = PartialTables::record_copied(tables.iter().map(|table| table.oid), contents);
+        self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
+        self.copied = tables.iter().map(|table| table.oid).collect();
+        let copied: Vec<String> = tables.iter().map(TableDef::qualified).collect();
+        if !copied.is_empty() {
+            self.target.query(&format!("ANALYZE {}", copied.join(", "))).await?;
+        }
+        Ok(())
+    }
+
+    /// Compares the target with a database that is made from the source's definitions alone.
+    async fn compare(&mut self, now: &SourceDefinitions, with_foreign_keys: bool) -> Result<(), Error> {
+        let scratch = ScratchDatabase::make(&self.options, self.majors.1, &now.file).await?;
+        let compared = async {
+            let mut dumps = Vec::new();
+            for server in [&self.options.target, scratch.server()] {
+                let (_memory, file) = crate::rehearsal::memory_file()?;
+                definitions::dump(server, self.majors.1, self.majors.1, None, &file).await?;
+                let mut entries = entries_of(&file)?;
+                entries.retain(|entry| !is_of_database(entry));
+                entries.retain(|entry| with_foreign_keys || entry.kind != FOREIGN_KEY);
+                dumps.push(entries);
+            }
+            let differing = changes::differing(&dumps[0], &dumps[1]);
+            if differing.is_empty() {
+                return Ok(());
+            }
+            Err(Error::SchemaChanged(format!("the target does not become the same: {}", differing.join("; "))))
+        };
+        let compared = compared.await;
+        scratch.remove().await?;
+        compared
+    }
+}
+
+/// Returns true for an entry that pg_restore leaves out unless it creates the database too.
+fn is_of_database(entry: &Entry) -> bool {
+    entry.kind.starts_with("DATABASE") || entry.tag.starts_with("DATABASE ")
+}
+
+/// Changes that no round repeats end the migration by name.
+fn refuse_others(changes: &[String], options: &Options) -> Result<(), Error> {
+    let of = |change: &&String| {
+        let (_, what) = change.split_once(' ').unwrap_or_default();
+        ["publication", "subscription", "tablespace", "parameter ACL"].iter().any(|kind| what.starts_with(kind))
+            || what.starts_with("role ") && options.roles != Roles::Create
+    };
+    catalogs::fail_if_changed(changes.iter().filter(of).cloned().collect())
+}
+
+/// Statements that bring an enum's labels to `wanted`, which holds those that are there in the same order; renamed ones are
+/// found by their place if no label was added.
+fn label_statements(name: &str, wanted: &[String], there: &[String]) -> String {
+    if wanted.len() == there.len() {
+        let renamed = there.iter().zip(wanted).filter(|(old, new)| old != new);
+        let rename = |(old, new): (&String, &String)| format!("ALTER TYPE {name} RENAME VALUE {} TO {}; ", literal(old), literal(new));
+        return renamed.map(rename).collect();
+    }
+    let mut statements = String::new();
+    for (at, label) in wanted.iter().enumerate().filter(|(_, label)| !there.contains(label)) {
+        let place = match at.checked_sub(1) {
+            Some(before) => format!("AFTER {}", literal(&wanted[before])),
+            None => wanted.iter().find(|label| there.contains(label)).map_or(String::new(), |label| {
+                format!("BEFORE {}", literal(label))
+            }),
+        };
+        statements += &format!("ALTER TYPE {name} ADD VALUE IF NOT EXISTS {} {place}; ", literal(label));
+    }
+    statements
+}
+
+fn entries_of(file: &Path) -> Result<Vec<Entry>, Error> {
+    let bytes = std::fs::read(file).map_err(|source| Error::Journal { path: file.into(), source })?;
+    archive::read(&bytes)
+}
+
+/// Reads the shapes of the source's tables of which the target was made.
+async fn kept_shapes(target: &mut Link) -> Result<Vec<TableShape>, Error> {
+    if target.value("SELECT to_regclass('stillpoint.shape')").await?.is_none() {
+        return Ok(Vec::new());
+    }
+    let rows = target.query("SELECT shape FROM stillpoint.shape").await?;
+    let shape = |row| serde_json::from_str(&text(row, 0)).map_err(|error| Error::Pgoutput(format!("a kept shape: {error}")));
+    rows.iter().map(shape).collect()
+}
+
+/// Keeps the shapes of the source's tables beside the tables that were made of them.
+async fn keep_shapes(target: &mut Link, shapes: &[TableShape]) -> Result<(), Error> {
+    let mut sql = "BEGIN; CREATE TABLE IF NOT EXISTS stillpoint.shape (shape text NOT NULL); TRUNCATE stillpoint.shape; ".to_owned();
+    for shape in shapes {
+        let shape = serde_json::to_string(shape).map_err(|error| Error::Pgoutput(error.to_string()))?;
+        sql += &format!("INSERT INTO stillpoint.shape VALUES ({}); ", literal(&shape));
+    }
+    target.query(&(sql + "COMMIT")).await?;
+    Ok(())
+}
+
+/// Keeps the shapes of the source's tables as a snapshot sees them; `from` is in a transaction with that snapshot.
+pub(crate) async fn keep_first_shapes(from: &mut Link, target: &mut Link) -> Result<(), Error> {
+    let shapes = table_shape::read(from).await?;
+    keep_shapes(target, &shapes).await
+}

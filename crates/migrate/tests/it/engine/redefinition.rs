@@ -1,0 +1,188 @@
+//! Definitions that change on the source while the target follows are repeated there, and no row is lost.
+
+use crate::engine::support::{Bench, sums};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+use stillpoint_events::{Event, EventKind, migrate};
+use stillpoint_migrate_engine::{Observer, Options, Outcome, SwitchOrder, order_switch, run, status};
+use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
+
+const SETUP: &str = "CREATE TYPE mood AS ENUM ('ok', 'bad'); CREATE SEQUENCE tickets; \
+    CREATE FUNCTION doubled(n int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT n * 2'; \
+    CREATE TABLE goods (id int PRIMARY KEY, name varchar(10) NOT NULL, price numeric CHECK (price > 0), was text DEFAULT 'x', \
+    feels mood DEFAULT 'ok'); \
+    CREATE TABLE orders (id serial PRIMARY KEY, goods int REFERENCES goods, count int NOT NULL DEFAULT 1); \
+    CREATE INDEX by_count ON orders (count); CREATE VIEW dear AS SELECT id, price FROM goods WHERE price > 10; \
+    CREATE TABLE events (at date NOT NULL, what text) PARTITION BY RANGE (at); \
+    CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM ('2026-01-01') TO ('2026-02-01'); \
+    CREATE TABLE notes (line text); \
+    INSERT INTO goods SELECT g, 'g' || g, g FROM generate_series(1, 200) g; \
+    INSERT INTO orders (goods) SELECT 1 + g % 200 FROM generate_series(1, 500) g; \
+    INSERT INTO events SELECT '2026-01-01'::date + g % 31, 'e' || g FROM generate_series(1, 100) g; \
+    INSERT INTO notes SELECT 'n' || g % 7 FROM generate_series(1, 50) g";
+
+/// Statements of an administrator, in order. Rows are written between them and beside them.
+const CHANGES: [&str; 59] = [
+    "CREATE TABLE fresh (id int PRIMARY KEY, note text); INSERT INTO fresh SELECT g, 'f' FROM generate_series(1, 30) g",
+    "INSERT INTO fresh VALUES (31, 'later'); UPDATE fresh SET note = 'changed' WHERE id = 3; DELETE FROM fresh WHERE id = 4",
+    "CREATE TABLE events_2 PARTITION OF events FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')",
+    "INSERT INTO events VALUES ('2026-02-03', 'in the new part')",
+    "ALTER TABLE goods ADD COLUMN stock int NOT NULL DEFAULT 7",
+    "UPDATE goods SET stock = 8 WHERE id % 3 = 0; INSERT INTO goods (id, name, price) VALUES (1001, 'new', 3)",
+    "ALTER TABLE goods ALTER stock SET DEFAULT 9",
+    "ALTER TABLE goods ADD COLUMN doubled int GENERATED ALWAYS AS (stock * 2) STORED",
+    "ALTER TABLE orders ADD COLUMN placed timestamptz DEFAULT now(), ADD COLUMN token uuid DEFAULT gen_random_uuid()",
+    "INSERT INTO orders (goods) VALUES (5), (6)",
+    "ALTER TYPE mood ADD VALUE 'fine' BEFORE 'bad'",
+    "UPDATE goods SET feels = 'fine' WHERE id < 20",
+    "ALTER TABLE goods ALTER name TYPE varchar(40)",
+    "UPDATE goods SET name = 'a name of more than ten' WHERE id = 7",
+    "ALTER TABLE goods DROP COLUMN was CASCADE",
+    "UPDATE goods SET price = price + 1 WHERE id < 50",
+    "ALTER TABLE goods RENAME COLUMN name TO title",
+    "UPDATE goods SET title = 'renamed' WHERE id = 9",
+    "CREATE INDEX CONCURRENTLY by_title ON goods (title)",
+    "CREATE UNIQUE INDEX only_once ON goods (lower(title), id)",
+    "DROP INDEX by_count",
+    "REINDEX TABLE orders",
+    "ALTER TABLE goods DROP CONSTRAINT goods_price_check",
+    "UPDATE goods SET price = -1 WHERE id = 11",
+    "ALTER TABLE goods ADD CONSTRAINT low CHECK (price > -10), ADD CONSTRAINT lower_still CHECK (price > -20) NOT VALID",
+    "CREATE OR REPLACE FUNCTION doubled(n int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT n + n'",
+    "DROP FUNCTION doubled; CREATE FUNCTION doubled(n int) RETURNS bigint LANGUAGE sql AS 'SELECT n * 2::bigint'",
+    "CREATE OR REPLACE VIEW dear AS SELECT id, price, title FROM goods WHERE price > 20",
+    "DROP VIEW dear; CREATE VIEW dear AS SELECT title FROM goods; COMMENT ON VIEW dear IS 'it IS one'",
+    "ALTER TABLE goods ALTER price TYPE double precision",
+    "UPDATE goods SET price = 2.5 WHERE id = 12",
+    "COMMENT ON VIEW dear IS NULL; COMMENT ON COLUMN goods.title IS E'two\\nlines'",
+    "GRANT SELECT ON goods TO guest; GRANT UPDATE (title) ON goods TO guest WITH GRANT OPTION",
+    "REVOKE SELECT ON goods FROM guest; GRANT INSERT ON orders TO PUBLIC",
+    "ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO guest",
+    "CREATE TABLE rights (a int)",
+    "ALTER TABLE orders ALTER goods SET STATISTICS 55, ALTER count DROP NOT NULL, ALTER count SET STORAGE PLAIN",
+    "ALTER TABLE orders SET (fillfactor = 70); ALTER TABLE orders ALTER count DROP DEFAULT",
+    "ALTER SEQUENCE tickets INCREMENT 5 MAXVALUE 100000; SELECT nextval('tickets')",
+    "ALTER TABLE goods OWNER TO guest",
+    "CREATE POLICY mine ON goods FOR SELECT USING (price > 0); ALTER TABLE goods ENABLE ROW LEVEL SECURITY",
+    "ALTER TABLE goods DISABLE ROW LEVEL SECURITY; DROP POLICY mine ON goods",
+    "CREATE FUNCTION t() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.note := upper(NEW.note);RETURN NEW;END'; \
+     CREATE TRIGGER up BEFORE INSERT ON fresh FOR EACH ROW EXECUTE FUNCTION t()",
+    "INSERT INTO fresh VALUES (50, 'by trigger'); ALTER TABLE fresh ENABLE ALWAYS TRIGGER up; INSERT INTO fresh VALUES (51, 'x')",
+    "ALTER TABLE fresh RENAME TO fresher; INSERT INTO fresher VALUES (60, 'renamed')",
+    "CREATE SCHEMA more; ALTER TABLE notes SET SCHEMA more; INSERT INTO more.notes VALUES ('moved')",
+    "UPDATE more.notes SET line = 'all' WHERE line = 'n3'; DELETE FROM more.notes WHERE line = 'n4'",
+    "ALTER TABLE more.notes ADD COLUMN id bigint GENERATED ALWAYS AS IDENTITY; ALTER TABLE more.notes ADD PRIMARY KEY (id)",
+    "INSERT INTO more.notes (line) VALUES ('numbered'); UPDATE more.notes SET line = 'n' WHERE id = 2",
+    "ALTER TABLE orders DROP CONSTRAINT orders_goods_fkey; INSERT INTO orders (goods) VALUES (99999)",
+    "DELETE FROM orders WHERE goods = 99999; ALTER TABLE orders ADD CONSTRAINT again FOREIGN KEY (goods) REFERENCES goods",
+    "ALTER TABLE events ADD COLUMN size int DEFAULT 4; INSERT INTO events VALUES ('2026-01-09', 'sized', 5)",
+    "ALTER TABLE events DETACH PARTITION events_1; DROP TABLE events_2; \
+     CREATE TABLE events_3 PARTITION OF events FOR VALUES FROM ('2026-03-01') TO ('2026-04-01')",
+    "CREATE MATERIALIZED VIEW summed AS SELECT sum(count) AS n FROM orders",
+    "CREATE DOMAIN short AS text CHECK (length(VALUE) < 9); CREATE TABLE of_domain (v short); INSERT INTO of_domain VALUES ('x')",
+    "CREATE EXTENSION citext; CREATE TABLE mails (m citext PRIMARY KEY); INSERT INTO mails VALUES ('A@b')",
+    "DROP TABLE rights; TRUNCATE of_domain; INSERT INTO of_domain VALUES ('y')",
+    "ALTER DATABASE shop SET work_mem = '5MB'; COMMENT ON DATABASE shop IS 'the shop'; GRANT CREATE ON DATABASE shop TO guest",
+    "CREATE STATISTICS st ON goods, count FROM orders; CREATE CAST (mood AS int) WITH INOUT",
+];
+
+/// Runs a command that holds, changes definitions while clients write, and orders the switch.
+async fn move_while_defining(bench: Arc<Bench>, changes: &[&str], pause_ms: u64) {
+    let options = Options { share: 0.0, hold: true, ..bench.options("shop") };
+    let redefined = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let observer: Observer = Arc::new({
+        let redefined = Arc::clone(&redefined);
+        move |event: Event| {
+            println!("{:?}", event.kind);
+            if let EventKind::Migrate(migrate::Event::Redefining { changes }) = &event.kind {
+                redefined.lock().unwrap().extend(changes.clone());
+            }
+        }
+    });
+    let holder = std::thread::spawn({
+        let options = options.clone();
+        move || tokio::runtime::Runtime::new().unwrap().block_on(run(&options, observer))
+    });
+    let begun = std::time::Instant::now();
+    while status(&options).await.unwrap().holding.is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60) && !holder.is_finished(), "it holds");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let over = Arc::new(AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let (bench, over) = (Arc::clone(&bench), Arc::clone(&over));
+        move || {
+            let mut written = 0;
+            while !over.load(Relaxed) {
+                let sql = format!(
+                    "INSERT INTO orders (goods) SELECT 1 + {written} % 200; UPDATE orders SET count = coalesce(count, 0) + 1 \
+                     WHERE id % 50 = {written} % 50; UPDATE goods SET price = price + 1 WHERE id = 100 + {written} % 100"
+                );
+                written += usize::from(bench.source.try_sql("shop", &sql).is_ok());
+            }
+            written
+        }
+    });
+    for sql in changes {
+        for statement in sql.split("; ") {
+            bench.source.sql("shop", statement);
+        }
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+    }
+    over.store(true, Relaxed);
+    assert!(writer.join().unwrap() > 10);
+    order_switch(&options, &SwitchOrder::default()).await.unwrap();
+    let ended = tokio::task::spawn_blocking(|| holder.join().unwrap()).await.unwrap();
+    let outcome = ended.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    assert!(!redefined.lock().unwrap().is_empty());
+    bench.look_into_source("shop");
+    assert_eq!(sums(&bench.source, "shop"), sums(&bench.target, "shop"));
+}
+
+/// Definitions as a program from outside prints them, without what the migration still keeps for the way back.
+fn dumped(bench: &Bench, cluster: &Cluster) -> String {
+    let mut command = bench.target.client("pg_dump");
+    command.args(["-s", "-h", "127.0.0.1", "-p", &cluster.port().to_string(), "-N", "stillpoint", "--no-publications"]);
+    let output = command.args(["-d", "shop", "-U", "postgres"]).stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let of_migration = |line: &&str| {
+        line.starts_with('\\') || line.starts_with("-- Dumped ") || line.contains(" REPLICA IDENTITY ")
+    };
+    text.lines().filter(|line| !of_migration(line)).map(|line| format!("{line}\n")).collect()
+}
+
+fn bench_of(target: Option<u32>) -> Bench {
+    let bench = match target {
+        Some(major) => Bench::to_newer(major, &[]),
+        None => Bench::start(),
+    };
+    for cluster in [&bench.source, &bench.target] {
+        cluster.sql("postgres", "CREATE ROLE guest");
+    }
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.sql("shop", SETUP);
+    bench
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_defined_while_a_target_follows_arrives_with_its_rows() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(bench_of(None));
+    move_while_defining(Arc::clone(&bench), &CHANGES, 60).await;
+    assert_eq!(dumped(&bench, &bench.source), dumped(&bench, &bench.target));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newer_server_gets_what_is_defined_too() {
+    if !newer_available() {
+        return;
+    }
+    let bench = Arc::new(bench_of(Some(NEWER_MAJOR)));
+    move_while_defining(Arc::clone(&bench), &CHANGES[..24], 20).await;
+}
