@@ -8,7 +8,7 @@ use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
-use crate::{Capture, Options, fence, owner, rehearsal, roles, server_settings};
+use crate::{Capture, Options, definitions, fence, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
 use std::time::Instant;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
@@ -404,6 +404,10 @@ async fn check_target(
         refuse(findings, "database", &target.database, "it already exists on the target; drop it there first");
     }
     let major: u32 = number(&row, 1);
+    if let Some(why) = definitions::cannot_dump(major).await {
+        let note = format!("if they change while the target follows, the migration ends: {why}");
+        findings.push(Finding::new("definitions", &target.database, Verdict::NotMoved, note));
+    }
     let from = link.text("SELECT current_setting('server_version_num')::int / 10000").await?;
     if major < from.parse().unwrap_or(u32::MAX) {
         refuse(findings, "server", "target", format!("PostgreSQL {major} is older than the source's {from}"));

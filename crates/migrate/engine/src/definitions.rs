@@ -257,10 +257,24 @@ fn client(name: &str, major: u32, server: &Server) -> Command {
 /// Variables that would direct such a program to another server or database than ours.
 const CONNECTION_VARIABLES: [&str; 4] = ["PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGTARGETSESSIONATTRS"];
 
-/// Path of the program of one major version as Debian installs it, or else its name for a search on the path.
+/// Path of the program of one major version as Debian installs it, or of the next newer one, or else its name for a search on
+/// the path.
 fn program(name: &str, major: u32) -> PathBuf {
-    let path = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin/{name}"));
-    if path.exists() { path } else { name.into() }
+    let installed = (major..major + 10).map(|major| PathBuf::from(format!("/usr/lib/postgresql/{major}/bin/{name}")));
+    installed.into_iter().find(|path| path.exists()).unwrap_or_else(|| name.into())
+}
+
+/// Reason why no program here can dump a server of this major version; `None` if one can.
+pub(crate) async fn cannot_dump(major: u32) -> Option<String> {
+    let mut command = Command::new(program("pg_dump", major));
+    command.arg("--version");
+    let told = match run(command, "pg_dump", "").await {
+        Ok(told) => told,
+        Err(error) => return Some(error.to_string()),
+    };
+    let version = told.split_whitespace().find_map(|word| word.split('.').next()?.parse::<u32>().ok());
+    let is_old = version.is_none_or(|version| version < major);
+    is_old.then(|| format!("pg_dump of version {major} or newer is not installed here"))
 }
 
 /// Runs a program with `input`, and returns what it prints.

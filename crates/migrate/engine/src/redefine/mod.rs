@@ -56,7 +56,7 @@ const ROUNDS_MAX: usize = 20;
 const ROUND_PAUSE: Duration = Duration::from_millis(200);
 /// Times that differences are made, each with a new dump of the target: what fails because of another difference is made in the
 /// next one.
-const PASSES_MAX: usize = 5;
+const PASSES_MAX: usize = 12;
 /// Kinds of entries that must hold for rows of existing tables.
 const OF_ALL_ROWS: [&str; 6] =
     ["INDEX", "CONSTRAINT", "CHECK CONSTRAINT", FOREIGN_KEY, "TABLE ATTACH", "INDEX ATTACH"];
@@ -65,6 +65,8 @@ const FOREIGN_KEY: &str = "FK CONSTRAINT";
 const NOT_CASCADED: [&str; 7] = ["TABLE", "TYPE", "DOMAIN", "SCHEMA", "SEQUENCE", "EXTENSION", "DATABASE"];
 /// Another object needs the one that is to be dropped.
 const IS_NEEDED: &str = "2BP01";
+/// The server cannot do that, in most cases because of another object.
+const IS_UNSUPPORTED: &str = "0A000";
 /// Objects that are not there: columns, tables, functions, schemas, others.
 const IS_ABSENT: [&str; 5] = ["42703", "42P01", "42883", "3F000", "42704"];
 
@@ -114,6 +116,9 @@ pub(crate) struct Redefinition<'r, 'j> {
     target: Link,
     /// Changed entries of this round that are made.
     done: HashSet<u32>,
+    /// Statements about tables that the target accepted in this round; what it prints in another way than the source is not
+    /// attempted again and again.
+    made: HashSet<String>,
     /// Tables that were copied in this round.
     copied: Vec<u32>,
     /// Extensions whose version may have changed.
@@ -139,11 +144,14 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             return Ok(None);
         }
         refuse_others(&changes, options)?;
+        let majors = (major(&options.source).await?, major(&options.target).await?);
+        if let Some(why) = definitions::cannot_dump(majors.1).await {
+            return Err(Error::SchemaChanged(format!("{}; they cannot be repeated: {why}", changes.join("; "))));
+        }
         reporter.report(migrate::Event::Redefining { changes: changes.clone() });
         let extensions = changes.iter().filter_map(|change| change.strip_prefix("changed extension ")).map(str::to_owned).collect();
         let before = entries_of(&journal.lock().dump_path(number))?.into();
         let shapes = kept_shapes(&mut target).await?;
-        let majors = (major(&options.source).await?, major(&options.target).await?);
         Ok(Some(Redefinition {
             options: options.clone(),
             number,
@@ -156,6 +164,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             source,
             target,
             done: HashSet::new(),
+            made: HashSet::new(),
             copied: Vec::new(),
             extensions,
         }))
@@ -208,6 +217,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     async fn round(&mut self, horizon: u64, with_foreign_keys: bool) -> Result<Option<(Inventory, Definitions)>, Error> {
         let (_memory, file) = crate::rehearsal::memory_file()?;
         self.done.clear();
+        self.made.clear();
         let now = self.publish_and_look(file).await?;
         self.record_partial(&now).await?;
         let foreign_keys = |entry: &Entry| with_foreign_keys || entry.kind != FOREIGN_KEY;
@@ -402,30 +412,32 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         let mut left = Vec::new();
         let before = Arc::clone(&self.before);
         for _ in 0..PASSES_MAX {
-            let failed_before = std::mem::take(&mut left);
+            left.clear();
             let (_memory, file) = crate::rehearsal::memory_file()?;
             definitions::dump(&self.options.target, self.majors.1, self.majors.1, None, &file).await?;
             let there = entries_of(&file)?;
             let changes = changes::between(&before, &now.entries, &there);
             let may_be_made = |entry: &&Entry| wanted(entry) && (whole || !OF_ALL_ROWS.contains(&entry.kind.as_str()));
-            let mut is_stable = true;
-            let changed: Vec<_> = changes.changed.iter().filter(|(_, entry)| wanted(entry)).copied().collect();
+            let mut tried = 0;
             for entry in changes.removed.iter().filter(|entry| wanted(entry)) {
-                is_stable = false;
+                tried += 1;
                 left.extend(self.remove(entry).await?);
             }
-            for statement in self.table_statements(now, whole).await? {
-                is_stable = false;
-                left.extend(self.attempt(&statement, &statement).await?);
+            for (table, statement) in self.table_statements(now, whole).await? {
+                tried += 1;
+                match self.change_table(&table, &statement).await? {
+                    Some(failed) => left.push(failed),
+                    None => drop(self.made.insert(statement)),
+                }
             }
             if whole {
                 left.extend(self.update_extensions().await?);
             }
-            for (before, entry) in changed {
+            for (before, entry) in changes.changed.iter().filter(|(_, entry)| wanted(entry)) {
                 if self.done.contains(&entry.id) {
                     continue;
                 }
-                is_stable = false;
+                tried += 1;
                 match self.change(before, entry).await? {
                     Some(failed) => left.push(failed),
                     None => drop(self.done.insert(entry.id)),
@@ -434,18 +446,19 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             let (of_database, added): (Vec<&Entry>, Vec<&Entry>) =
                 changes.added.iter().copied().filter(may_be_made).partition(|entry| is_of_database(entry));
             for entry in of_database {
-                is_stable = false;
+                tried += 1;
                 left.extend(self.attempt(&entry.definition, &entry.display()).await?);
             }
             if !added.is_empty() {
-                is_stable = false;
+                tried += added.len();
                 let list: String = added.iter().map(|entry| format!("{};\n", entry.id)).collect();
                 let dump = Dump { target: &self.options.target, major: self.majors.1, file: &now.file };
                 let rejected = dump.attempt_entries(&list).await?;
                 self.done.extend(added.iter().map(|entry| entry.id));
                 left.extend(rejected.into_iter().map(|RejectedDefinition { of, why }| format!("{of}: {why}")));
             }
-            if is_stable || !left.is_empty() && left == failed_before {
+            // Nothing succeeds any more.
+            if left.len() >= tried {
                 break;
             }
         }
@@ -455,7 +468,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     }
 
     /// Statements for tables that exist on both sides and differ.
-    async fn table_statements(&mut self, now: &SourceDefinitions, whole: bool) -> Result<Vec<String>, Error> {
+    async fn table_statements(&mut self, now: &SourceDefinitions, whole: bool) -> Result<Vec<(String, String)>, Error> {
         let there = table_shape::read(&mut self.target).await?;
         let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
         asking.query("SET search_path = ''").await?;
@@ -465,7 +478,9 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             for shape in now.shapes.iter().filter(|shape| shape.partitioned == partitioned) {
                 if let Some(target) = there.iter().find(|target| target.has_name_of(shape)) {
                     let before = self.shape_before(shape);
-                    all.extend(shape.statements(before, target, &mut asking, whole).await?);
+                    let statements = shape.statements(before, target, &mut asking, whole).await?;
+                    let new = statements.into_iter().filter(|statement| !self.made.contains(statement));
+                    all.extend(new.map(|statement| (shape.qualified(), statement)));
                 }
             }
             if !all.is_empty() {
@@ -473,6 +488,36 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             }
         }
         Ok(all)
+    }
+
+    /// Runs a statement about a table. If views, rules, policies or triggers are in its way, they are dropped, and made again in
+    /// the next pass.
+    async fn change_table(&mut self, table: &str, statement: &str) -> Result<Option<String>, Error> {
+        match self.target.query(statement).await {
+            Err(ServerError::Sql { code, .. }) if code == IS_UNSUPPORTED => {}
+            Err(error @ ServerError::Sql { .. }) => {
+                return Ok(Some(format!("{statement}: {}", short_message(&error.into()))));
+            }
+            done => return Ok(done.map(|_| None)?),
+        }
+        let users = format!(
+            "SELECT DISTINCT CASE d.classid WHEN 'pg_policy'::regclass THEN (SELECT format('DROP POLICY IF EXISTS %I ON %s', \
+             p.polname, p.polrelid::regclass) FROM pg_policy p WHERE p.oid = d.objid) WHEN 'pg_trigger'::regclass THEN \
+             (SELECT format('DROP TRIGGER IF EXISTS %I ON %s', t.tgname, t.tgrelid::regclass) FROM pg_trigger t WHERE \
+             t.oid = d.objid AND NOT t.tgisinternal) ELSE (SELECT CASE WHEN r.rulename <> '_RETURN' THEN format('DROP RULE IF \
+             EXISTS %I ON %s', r.rulename, r.ev_class::regclass) ELSE format('DROP %s IF EXISTS %s CASCADE', CASE c.relkind \
+             WHEN 'm' THEN 'MATERIALIZED VIEW' ELSE 'VIEW' END, c.oid::regclass) END FROM pg_rewrite r JOIN pg_class c ON \
+             c.oid = r.ev_class WHERE r.oid = d.objid) END FROM pg_depend d WHERE d.refclassid = 'pg_class'::regclass AND \
+             d.refobjid = {}::regclass AND d.refobjsubid > 0 AND d.classid IN ('pg_policy'::regclass, 'pg_trigger'::regclass, \
+             'pg_rewrite'::regclass)",
+            literal(table)
+        );
+        for row in self.target.query(&users).await? {
+            if row[0].is_some() {
+                self.target.query(&text(&row, 0)).await?;
+            }
+        }
+        self.attempt(statement, statement).await
     }
 
     /// Updates extensions to the source's version.

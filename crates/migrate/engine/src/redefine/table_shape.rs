@@ -66,7 +66,7 @@ pub(crate) async fn read(link: &mut Link) -> Result<Vec<TableShape>, Error> {
              FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND \
              d.adnum = a.attnum WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '[]'), \
              'checks', coalesce((SELECT jsonb_object_agg(k.conname, pg_get_constraintdef(k.oid)) FROM pg_constraint k \
-             WHERE k.conrelid = c.oid AND k.contype = 'c' AND k.conislocal), '{{}}'), \
+             WHERE k.conrelid = c.oid AND k.contype = 'c' AND k.conislocal AND k.convalidated), '{{}}'), \
              'options', coalesce(array_to_string(c.reloptions, ', '), '')) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND \
              c.relpersistence = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} \
