@@ -137,10 +137,8 @@ impl TableDef {
         let place = |at: &usize| names.iter().position(|name| **name == self.columns[*at].name);
         let places = |columns: &Vec<usize>| columns.iter().map(place).collect::<Option<Vec<_>>>();
         let of_name = |name: &&String| self.columns.iter().find(|column| column.name == **name).cloned();
-        let of_index = |index: &UniqueIndex| UniqueIndex {
-            columns: index.columns.as_ref().and_then(places),
-            ..index.clone()
-        };
+        let of_index =
+            |index: &UniqueIndex| UniqueIndex { columns: index.columns.as_ref().and_then(places), ..index.clone() };
         TableDef {
             columns: names.iter().filter_map(of_name).collect(),
             key: self.key.as_ref().and_then(places),

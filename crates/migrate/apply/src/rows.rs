@@ -177,7 +177,8 @@ impl Tables {
         let places = places.ok_or_else(|| other_columns(def))?;
         let key: Option<Vec<usize>> = shape.key.iter().map(|at| places.iter().position(|place| place == at)).collect();
         let key = key.filter(|key| !key.is_empty());
-        self.known.insert(shape.table, TableLayout { table: Arc::new(Table { def: def.clone(), key, version: 0 }), places });
+        self.known
+            .insert(shape.table, TableLayout { table: Arc::new(Table { def: def.clone(), key, version: 0 }), places });
         Ok(())
     }
 

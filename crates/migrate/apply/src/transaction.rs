@@ -203,9 +203,8 @@ impl Assembler {
     /// repeated.
     fn row<const N: usize>(&self, oid: u32, mut rows: [Tuple; N]) -> Result<Option<(Arc<Table>, [Tuple; N])>, Error> {
         let known = self.tables.get(&oid);
-        let known = known.ok_or_else(|| {
-            Error::Pgoutput(format!("a change of relation {oid}, which was not described"))
-        })?;
+        let known =
+            known.ok_or_else(|| Error::Pgoutput(format!("a change of relation {oid}, which was not described")))?;
         let Streamed::Table { table, places, copied } = known else { return Ok(None) };
         let xid = self.open.as_ref().map(|open| open.xid);
         if copied.as_ref().zip(xid).is_some_and(|(copied, xid)| copied.sees(xid)) {

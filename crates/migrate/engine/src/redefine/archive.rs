@@ -173,7 +173,10 @@ mod tests {
         let entries = read(bytes).unwrap();
         let one = |kind: &str| entries.iter().find(|entry| entry.kind == kind).unwrap();
         let table = one("TABLE");
-        assert_eq!((table.schema.as_str(), table.tag.as_str(), table.drop.as_str()), ("public", "goods", "DROP TABLE public.goods;\n"));
+        assert_eq!(
+            (table.schema.as_str(), table.tag.as_str(), table.drop.as_str()),
+            ("public", "goods", "DROP TABLE public.goods;\n")
+        );
         assert!(table.definition.starts_with("CREATE TABLE public.goods (") && !table.owner.is_empty(), "{table:?}");
         assert_eq!(one("COMMENT").tag, "TABLE goods");
         assert_eq!(one("CONSTRAINT").tag, "goods goods_pkey");

@@ -63,7 +63,9 @@ fn places(entries: &[Entry]) -> BTreeMap<u32, usize> {
 pub(crate) fn differing(one: &[Entry], other: &[Entry]) -> Vec<String> {
     let (left, right) = (keyed(one), keyed(other));
     let differs = |(key, entry): (&Key<'_>, &&Entry)| match right.get(key) {
-        Some(same) => (!is_same(entry, same)).then(|| format!("{} ({})", entry.display(), first_difference(entry, same))),
+        Some(same) => {
+            (!is_same(entry, same)).then(|| format!("{} ({})", entry.display(), first_difference(entry, same)))
+        }
         None => Some(entry.display()),
     };
     let missing = right.iter().filter(|(key, _)| !left.contains_key(*key)).map(|(_, entry)| entry.display());
@@ -117,7 +119,7 @@ fn statements(text: &str) -> Vec<&str> {
 }
 
 /// Statement that makes the server forget an entry; `None` if the entry goes with another one.
-pub(crate) fn removal(entry: &Entry) -> Option<String> {
+pub(crate) fn removal(entry: &Entry, database: &str) -> Option<String> {
     let until = |needle: &str| find_outside(&entry.definition, needle).map(|end| &entry.definition[..end]);
     match entry.kind.as_str() {
         "COMMENT" | "SECURITY LABEL" => until(" IS ").map(|of| format!("{of} IS NULL")),
@@ -129,6 +131,7 @@ pub(crate) fn removal(entry: &Entry) -> Option<String> {
             let bound = [" FOR VALUES ", " DEFAULT"].iter().filter_map(|needle| find_outside(part, needle)).min()?;
             Some(format!("{parent} DETACH PARTITION {}", &part[..bound]))
         }
+        "DATABASE PROPERTIES" => Some(without_settings(&entry.definition, database)),
         _ => Some(entry.drop.clone()).filter(|drop| !drop.is_empty()),
     }
 }
@@ -136,10 +139,11 @@ pub(crate) fn removal(entry: &Entry) -> Option<String> {
 /// Statements that take back what statements about rights do: each GRANT and each REVOKE becomes the other one.
 pub(crate) fn inverse_rights(text: &str) -> String {
     let inverse = |statement: &&str| -> String {
-        let (own, rest) = match find_outside(statement, "GRANT ").into_iter().chain(find_outside(statement, "REVOKE ")).min() {
-            Some(at) => statement.split_at(at),
-            None => return format!("{statement}; "),
-        };
+        let (own, rest) =
+            match find_outside(statement, "GRANT ").into_iter().chain(find_outside(statement, "REVOKE ")).min() {
+                Some(at) => statement.split_at(at),
+                None => return format!("{statement}; "),
+            };
         let (words, to, from, word) = match rest.strip_prefix("GRANT ") {
             Some(rest) => (rest, " TO ", " FROM ", "REVOKE"),
             None => (rest.strip_prefix("REVOKE ").unwrap_or(rest), " FROM ", " TO ", "GRANT"),
@@ -160,6 +164,14 @@ pub(crate) fn inverse_rights(text: &str) -> String {
     statements(text).iter().map(inverse).collect()
 }
 
+/// Statements that take back the settings of a database, and those of roles in it.
+fn without_settings(text: &str, database: &str) -> String {
+    let of_roles = statements(text).into_iter().filter(|statement| statement.starts_with("ALTER ROLE "));
+    let of_roles = of_roles.filter_map(|statement| Some(&statement[..find_outside(statement, " SET ")?]));
+    let reset = |of: String| format!("{of} RESET ALL; ");
+    [reset(format!("ALTER DATABASE {database}"))].into_iter().chain(of_roles.map(str::to_owned).map(reset)).collect()
+}
+
 /// Statements that make a changed entry what it is now without dropping it; `None` if it has to be created again.
 pub(crate) fn replacement(before: &Entry, now: &Entry, database: &str) -> Option<String> {
     const REPLACED: [&str; 4] = ["CREATE FUNCTION ", "CREATE PROCEDURE ", "CREATE AGGREGATE ", "CREATE VIEW "];
@@ -171,7 +183,7 @@ pub(crate) fn replacement(before: &Entry, now: &Entry, database: &str) -> Option
         "DATABASE" => return None,
         "COMMENT" | "SECURITY LABEL" | "DEFAULT" | "SEQUENCE OWNED BY" => definition.clone(),
         "ACL" | "DEFAULT ACL" => format!("{}{definition}", inverse_rights(&before.definition)),
-        "DATABASE PROPERTIES" => format!("ALTER DATABASE {database} RESET ALL; {definition}"),
+        "DATABASE PROPERTIES" => format!("{}{definition}", without_settings(&before.definition, database)),
         "SEQUENCE" if definition.starts_with("CREATE SEQUENCE ") => definition.replacen("CREATE ", "ALTER ", 1),
         _ if REPLACED.iter().any(|start| definition.starts_with(start)) => {
             definition.replacen("CREATE ", "CREATE OR REPLACE ", 1)
@@ -180,9 +192,7 @@ pub(crate) fn replacement(before: &Entry, now: &Entry, database: &str) -> Option
     };
     let object = now.drop.strip_prefix("DROP ").and_then(|drop| drop.trim_end().strip_suffix(';'));
     let owner = object.filter(|_| before.owner != now.owner && !now.owner.is_empty());
-    let owner = owner.map(|object| {
-        format!("; ALTER {object} OWNER TO {}", identifier(&now.owner))
-    });
+    let owner = owner.map(|object| format!("; ALTER {object} OWNER TO {}", identifier(&now.owner)));
     let space = object.filter(|_| before.storage.0 != now.storage.0).map(|object| {
         let space = if now.storage.0.is_empty() { "pg_default" } else { &now.storage.0 };
         format!("; ALTER {object} SET TABLESPACE {}", identifier(space))
@@ -203,14 +213,23 @@ mod tests {
     fn entry(kind: &str, tag: &str, definition: &str) -> Entry {
         let drop = if kind == "VIEW" { format!("DROP VIEW public.{tag};\n") } else { String::new() };
         let (kind, schema) = (kind.to_owned(), "public".to_owned());
-        Entry { id: tag.len() as u32, kind, schema, tag: tag.into(), definition: definition.into(), drop, ..Entry::default() }
+        Entry {
+            id: tag.len() as u32,
+            kind,
+            schema,
+            tag: tag.into(),
+            definition: definition.into(),
+            drop,
+            ..Entry::default()
+        }
     }
 
     #[test]
     fn a_change_is_one_of_the_source_and_presence_is_that_on_the_target() {
         let then = [entry("VIEW", "a", "1"), entry("VIEW", "bb", "1"), entry("VIEW", "gone", "1")];
         let now = [entry("VIEW", "a", "1"), entry("VIEW", "bb", "2"), entry("VIEW", "ccccc", "1")];
-        let target = [entry("VIEW", "a", "printed in another way"), entry("VIEW", "bb", "1"), entry("VIEW", "gone", "1")];
+        let target =
+            [entry("VIEW", "a", "printed in another way"), entry("VIEW", "bb", "1"), entry("VIEW", "gone", "1")];
         let changes = between(&then, &now, &target);
         let tags = |entries: &[&Entry]| entries.iter().map(|entry| entry.tag.clone()).collect::<Vec<_>>();
         assert_eq!((tags(&changes.added), tags(&changes.removed)), (vec!["ccccc".into()], vec!["gone".into()]));
@@ -227,15 +246,26 @@ mod tests {
     fn what_a_migration_changes_for_its_time_is_no_difference() {
         let of = |text: &str| [entry("TABLE", "t", text)];
         let plain = of("CREATE TABLE public.t ();\n\n");
-        assert!(differing(&plain, &of("CREATE TABLE public.t ();\n\nALTER TABLE ONLY public.t REPLICA IDENTITY FULL;\n")).is_empty());
-        assert!(differing(&plain, &of("CREATE TABLE public.t ();\nALTER TABLE public.t ENABLE ALWAYS TRIGGER x;\n")).is_empty());
-        assert!(!differing(&plain, &of("CREATE TABLE public.t ();\nALTER TABLE public.t ENABLE ROW LEVEL SECURITY;\n")).is_empty());
+        assert!(
+            differing(&plain, &of("CREATE TABLE public.t ();\n\nALTER TABLE ONLY public.t REPLICA IDENTITY FULL;\n"))
+                .is_empty()
+        );
+        assert!(
+            differing(&plain, &of("CREATE TABLE public.t ();\nALTER TABLE public.t ENABLE ALWAYS TRIGGER x;\n"))
+                .is_empty()
+        );
+        assert!(
+            !differing(&plain, &of("CREATE TABLE public.t ();\nALTER TABLE public.t ENABLE ROW LEVEL SECURITY;\n"))
+                .is_empty()
+        );
     }
 
     #[test]
     fn rights_are_taken_back_statement_by_statement() {
         assert_eq!(
-            inverse_rights("REVOKE ALL ON FUNCTION public.f() FROM PUBLIC;\nGRANT SELECT,INSERT ON TABLE public.\"a TO b; c\" TO \"the guest\" WITH GRANT OPTION;\n"),
+            inverse_rights(
+                "REVOKE ALL ON FUNCTION public.f() FROM PUBLIC;\nGRANT SELECT,INSERT ON TABLE public.\"a TO b; c\" TO \"the guest\" WITH GRANT OPTION;\n"
+            ),
             "GRANT ALL ON FUNCTION public.f() TO PUBLIC; REVOKE SELECT,INSERT ON TABLE public.\"a TO b; c\" FROM \"the guest\"; "
         );
         assert_eq!(
@@ -243,21 +273,35 @@ mod tests {
             "ALTER DEFAULT PRIVILEGES FOR ROLE x IN SCHEMA s REVOKE SELECT ON TABLES FROM y; "
         );
         assert_eq!(
-            inverse_rights("SET SESSION AUTHORIZATION a;\nGRANT USAGE ON SCHEMA s TO b;\nRESET SESSION AUTHORIZATION;\n"),
+            inverse_rights(
+                "SET SESSION AUTHORIZATION a;\nGRANT USAGE ON SCHEMA s TO b;\nRESET SESSION AUTHORIZATION;\n"
+            ),
             "SET SESSION AUTHORIZATION a; REVOKE USAGE ON SCHEMA s FROM b; RESET SESSION AUTHORIZATION; "
         );
     }
 
     #[test]
     fn each_kind_is_removed_in_its_way() {
-        let removed = |kind: &str, definition: &str| removal(&entry(kind, "x", definition));
+        let removed = |kind: &str, definition: &str| removal(&entry(kind, "x", definition), "shop");
         assert_eq!(
             removed("COMMENT", "COMMENT ON COLUMN public.\"t IS s\".c IS 'it IS';\n").unwrap(),
             "COMMENT ON COLUMN public.\"t IS s\".c IS NULL"
         );
         assert_eq!(
-            removed("TABLE ATTACH", "ALTER TABLE ONLY public.p ATTACH PARTITION public.\"a DEFAULT\" FOR VALUES FROM (1) TO (2);\n").unwrap(),
+            removed(
+                "TABLE ATTACH",
+                "ALTER TABLE ONLY public.p ATTACH PARTITION public.\"a DEFAULT\" FOR VALUES FROM (1) TO (2);\n"
+            )
+            .unwrap(),
             "ALTER TABLE ONLY public.p DETACH PARTITION public.\"a DEFAULT\""
+        );
+        assert_eq!(
+            removed(
+                "DATABASE PROPERTIES",
+                "ALTER DATABASE shop SET a TO 'b; c';\nALTER ROLE \"x SET\" IN DATABASE shop SET a TO 'b';\n"
+            )
+            .unwrap(),
+            "ALTER DATABASE shop RESET ALL; ALTER ROLE \"x SET\" IN DATABASE shop RESET ALL; "
         );
         assert_eq!(removed("INDEX ATTACH", "ALTER INDEX public.p ATTACH PARTITION public.q;\n"), None);
         assert_eq!(removed("VIEW", "CREATE VIEW public.x AS\n SELECT 1;\n").unwrap(), "DROP VIEW public.x;\n");
@@ -269,7 +313,8 @@ mod tests {
 
     #[test]
     fn an_entry_is_replaced_where_its_kind_allows_that() {
-        let (before, mut now) = (entry("VIEW", "v", "CREATE VIEW public.v AS 1"), entry("VIEW", "v", "CREATE VIEW public.v AS 2"));
+        let (before, mut now) =
+            (entry("VIEW", "v", "CREATE VIEW public.v AS 1"), entry("VIEW", "v", "CREATE VIEW public.v AS 2"));
         assert_eq!(replacement(&before, &now, "shop").unwrap(), "CREATE OR REPLACE VIEW public.v AS 2");
         now.owner = "the owner".into();
         now.definition.clone_from(&before.definition);

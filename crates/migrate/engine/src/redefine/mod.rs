@@ -58,8 +58,7 @@ const ROUND_PAUSE: Duration = Duration::from_millis(200);
 /// next one.
 const PASSES_MAX: usize = 12;
 /// Kinds of entries that must hold for rows of existing tables.
-const OF_ALL_ROWS: [&str; 6] =
-    ["INDEX", "CONSTRAINT", "CHECK CONSTRAINT", FOREIGN_KEY, "TABLE ATTACH", "INDEX ATTACH"];
+const OF_ALL_ROWS: [&str; 6] = ["INDEX", "CONSTRAINT", "CHECK CONSTRAINT", FOREIGN_KEY, "TABLE ATTACH", "INDEX ATTACH"];
 const FOREIGN_KEY: &str = "FK CONSTRAINT";
 /// Kinds of entries that may hold rows, or whose removal with all that needs them might drop columns.
 const NOT_CASCADED: [&str; 7] = ["TABLE", "TYPE", "DOMAIN", "SCHEMA", "SEQUENCE", "EXTENSION", "DATABASE"];
@@ -149,7 +148,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             return Err(Error::SchemaChanged(format!("{}; they cannot be repeated: {why}", changes.join("; "))));
         }
         reporter.report(migrate::Event::Redefining { changes: changes.clone() });
-        let extensions = changes.iter().filter_map(|change| change.strip_prefix("changed extension ")).map(str::to_owned).collect();
+        let extensions =
+            changes.iter().filter_map(|change| change.strip_prefix("changed extension ")).map(str::to_owned).collect();
         let before = entries_of(&journal.lock().dump_path(number))?.into();
         let shapes = kept_shapes(&mut target).await?;
         Ok(Some(Redefinition {
@@ -214,7 +214,11 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     }
 
     /// Makes one attempt; `None` if definitions changed again meanwhile.
-    async fn round(&mut self, horizon: u64, with_foreign_keys: bool) -> Result<Option<(Inventory, Definitions)>, Error> {
+    async fn round(
+        &mut self,
+        horizon: u64,
+        with_foreign_keys: bool,
+    ) -> Result<Option<(Inventory, Definitions)>, Error> {
         let (_memory, file) = crate::rehearsal::memory_file()?;
         self.done.clear();
         self.made.clear();
@@ -336,7 +340,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                 literal(&table)
             );
             if self.target.text(&users).await? != "0" {
-                let why = format!("table {}.{}, whose type other tables use, has other columns", shape.schema, shape.name);
+                let why =
+                    format!("table {}.{}, whose type other tables use, has other columns", shape.schema, shape.name);
                 return Err(Error::SchemaChanged(why));
             }
             self.target.query(&format!("DROP TABLE {table} CASCADE")).await?;
@@ -524,7 +529,10 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     async fn update_extensions(&mut self) -> Result<Vec<String>, Error> {
         let mut failed = Vec::new();
         for name in self.extensions.clone() {
-            let sql = format!("SELECT extversion FROM pg_extension WHERE {} IN (extname, quote_ident(extname))", literal(&name));
+            let sql = format!(
+                "SELECT extversion FROM pg_extension WHERE {} IN (extname, quote_ident(extname))",
+                literal(&name)
+            );
             let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
             let (wanted, there) = (asking.value(&sql).await?, self.target.value(&sql).await?);
             if let Some(version) = wanted.filter(|version| there.is_some() && there.as_ref() != Some(version)) {
@@ -545,7 +553,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     }
 
     async fn remove(&mut self, entry: &Entry) -> Result<Option<String>, Error> {
-        let Some(statement) = changes::removal(entry) else { return Ok(None) };
+        let database = identifier(&self.options.target.database);
+        let Some(statement) = changes::removal(entry, &database) else { return Ok(None) };
         match self.target.query(&statement).await {
             Ok(_) => Ok(None),
             Err(ServerError::Sql { code, .. }) if IS_ABSENT.contains(&code.as_str()) => Ok(None),
@@ -663,16 +672,19 @@ fn refuse_others(changes: &[String], options: &Options) -> Result<(), Error> {
 fn label_statements(name: &str, wanted: &[String], there: &[String]) -> String {
     if wanted.len() == there.len() {
         let renamed = there.iter().zip(wanted).filter(|(old, new)| old != new);
-        let rename = |(old, new): (&String, &String)| format!("ALTER TYPE {name} RENAME VALUE {} TO {}; ", literal(old), literal(new));
+        let rename = |(old, new): (&String, &String)| {
+            format!("ALTER TYPE {name} RENAME VALUE {} TO {}; ", literal(old), literal(new))
+        };
         return renamed.map(rename).collect();
     }
     let mut statements = String::new();
     for (at, label) in wanted.iter().enumerate().filter(|(_, label)| !there.contains(label)) {
         let place = match at.checked_sub(1) {
             Some(before) => format!("AFTER {}", literal(&wanted[before])),
-            None => wanted.iter().find(|label| there.contains(label)).map_or(String::new(), |label| {
-                format!("BEFORE {}", literal(label))
-            }),
+            None => wanted
+                .iter()
+                .find(|label| there.contains(label))
+                .map_or(String::new(), |label| format!("BEFORE {}", literal(label))),
         };
         statements += &format!("ALTER TYPE {name} ADD VALUE IF NOT EXISTS {} {place}; ", literal(label));
     }
@@ -690,13 +702,16 @@ async fn kept_shapes(target: &mut Link) -> Result<Vec<TableShape>, Error> {
         return Ok(Vec::new());
     }
     let rows = target.query("SELECT shape FROM stillpoint.shape").await?;
-    let shape = |row| serde_json::from_str(&text(row, 0)).map_err(|error| Error::Pgoutput(format!("a kept shape: {error}")));
+    let shape =
+        |row| serde_json::from_str(&text(row, 0)).map_err(|error| Error::Pgoutput(format!("a kept shape: {error}")));
     rows.iter().map(shape).collect()
 }
 
 /// Keeps the shapes of the source's tables beside the tables that were made of them.
 async fn keep_shapes(target: &mut Link, shapes: &[TableShape]) -> Result<(), Error> {
-    let mut sql = "BEGIN; CREATE TABLE IF NOT EXISTS stillpoint.shape (shape text NOT NULL); TRUNCATE stillpoint.shape; ".to_owned();
+    let mut sql =
+        "BEGIN; CREATE TABLE IF NOT EXISTS stillpoint.shape (shape text NOT NULL); TRUNCATE stillpoint.shape; "
+            .to_owned();
     for shape in shapes {
         let shape = serde_json::to_string(shape).map_err(|error| Error::Pgoutput(error.to_string()))?;
         sql += &format!("INSERT INTO stillpoint.shape VALUES ({}); ", literal(&shape));

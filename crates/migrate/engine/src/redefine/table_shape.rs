@@ -62,7 +62,8 @@ pub(crate) async fn read(link: &mut Link) -> Result<Vec<TableShape>, Error> {
              'default', CASE a.attgenerated WHEN '' THEN pg_get_expr(d.adbin, d.adrelid) END, \
              'generated', CASE a.attgenerated WHEN '' THEN NULL ELSE pg_get_expr(d.adbin, d.adrelid) END, \
              'identity', a.attidentity::text, 'storage', a.attstorage::text, 'statistics', coalesce(a.attstattarget, -1), \
-             'compression', a.attcompression::text, 'options', coalesce(array_to_string(a.attoptions, ', '), '')) ORDER BY a.attnum) \
+             'compression', a.attcompression::text, 'options', \
+             array_to_string(ARRAY(SELECT o FROM unnest(a.attoptions) o WHERE o !~ '^pg_'), ', ')) ORDER BY a.attnum) \
              FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND \
              d.adnum = a.attnum WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '[]'), \
              'checks', coalesce((SELECT jsonb_object_agg(k.conname, pg_get_constraintdef(k.oid)) FROM pg_constraint k \
@@ -104,7 +105,9 @@ impl TableShape {
     pub(crate) fn needs_copy_since(&self, before: &TableShape) -> bool {
         let structure = |of: &TableShape| -> Vec<_> {
             let columns = of.columns.iter();
-            columns.map(|column| (column.number, column.of.clone(), column.generated.clone(), column.collation.clone())).collect()
+            columns
+                .map(|column| (column.number, column.of.clone(), column.generated.clone(), column.collation.clone()))
+                .collect()
         };
         let is_other = |column: &ColumnShape| {
             let other_name = before.columns.iter().any(|old| old.number == column.number && old.name != column.name);
@@ -186,7 +189,8 @@ impl TableShape {
                     value.map(|value| format!(" DEFAULT {}", literal(&value))).unwrap_or_default()
                 }
             };
-            statements.push(format!("ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {}{collation}{value}", column.of));
+            statements
+                .push(format!("ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {}{collation}{value}", column.of));
         }
         let new = ColumnShape::default();
         for column in &self.columns {
@@ -242,7 +246,8 @@ impl TableShape {
         if self.options != target.options {
             statements.extend(parameters(&format!("ALTER TABLE {table} "), &target.options, &self.options));
         }
-        for (name, check) in self.checks.iter().filter(|(name, check)| whole && target.checks.get(*name) != Some(check)) {
+        for (name, check) in self.checks.iter().filter(|(name, check)| whole && target.checks.get(*name) != Some(check))
+        {
             statements.push(format!("ALTER TABLE {table} ADD CONSTRAINT {} {check}", identifier(name)));
         }
         Ok(statements)

@@ -1,14 +1,14 @@
-//! Definitions made on the source during a migration are not lost: they end the migration by name.
+//! Definitions made on the source during a migration are not lost: they are repeated, or end the migration by name.
 
-use crate::engine::support::{Bench, observer};
+use crate::engine::support::{Bench, dumped, observer};
 use std::sync::Arc;
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_engine::{Error, Observer, Options, Outcome, State, fallback, run};
 use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_testing::postgresql::available;
 
-/// Statements that write no row of a table, each with the name that the error must give.
-const DEFINED: [(&str, &str); 19] = [
+/// Statements that write no row of a table, each with the name that must be reported.
+const DEFINED: [(&str, &str); 18] = [
     ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop"),
     ("ALTER DATABASE shop SET default_transaction_read_only = off", "changed database shop"),
     ("ALTER ROLE guest IN DATABASE shop SET work_mem = '5MB'", "changed database shop"),
@@ -27,7 +27,6 @@ const DEFINED: [(&str, &str); 19] = [
     ("CREATE USER MAPPING FOR guest SERVER there", "new user mapping guest on server there"),
     ("CREATE STATISTICS s ON tid, bid FROM pgbench_history", "new statistics object public.s"),
     ("ALTER SEQUENCE tickets INCREMENT 5", "changed sequence public.tickets"),
-    ("CREATE PUBLICATION p FOR TABLE pgbench_tellers", "new publication p"),
     ("CREATE SCHEMA more", "new schema more"),
     ("CREATE CAST (mood AS int) WITH INOUT", "new cast (public.mood AS integer)"),
     ("CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION e()", "new event trigger e"),
@@ -66,71 +65,103 @@ async fn run_with(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_defined_in_mid_run_ends_it_by_name() {
+async fn what_is_defined_in_mid_run_is_repeated_by_name() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(bench());
+    let (observer, events) = observer();
+    let acting = Arc::clone(&bench);
+    // It is compared again afterwards.
+    let once = std::sync::Once::new();
+    let watching: Observer = Arc::new(move |event: Event| {
+        let is_compared = matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "compare");
+        if is_compared {
+            once.call_once(|| {
+                DEFINED.iter().for_each(|(sql, _)| drop(acting.source.sql("shop", sql)));
+            });
+        }
+        observer(event);
+    });
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    let outcome = run(&options, watching).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    let events = events.lock().unwrap();
+    let told = events.iter().find_map(|event| match &event.kind {
+        EventKind::Migrate(migrate::Event::Redefining { changes }) => Some(changes.clone()),
+        _ => None,
+    });
+    let told = told.unwrap();
+    for (sql, name) in DEFINED {
+        assert!(told.iter().any(|told| told == name), "{sql}: {told:?}");
+    }
+    bench.look_into_source("shop");
+    let [source, target] = [&bench.source, &bench.target].map(|cluster| dumped(&bench, cluster));
+    assert_eq!(source, target);
+    for sql in [
+        "SELECT string_agg(s, ' ' ORDER BY s) FROM pg_db_role_setting d JOIN pg_database b ON b.oid = setdatabase, \
+         unnest(setconfig) s WHERE datname = 'shop' AND s !~ 'read_only'",
+        "SELECT string_agg(a::text, ' ' ORDER BY a::text) FROM pg_database, aclexplode(datacl) a WHERE datname = 'shop' \
+         AND a.grantee = 'guest'::regrole AND a.privilege_type <> 'CONNECT'",
+        "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = 'shop'",
+    ] {
+        let [source, target] = [&bench.source, &bench.target].map(|cluster| cluster.sql("postgres", sql));
+        assert!(
+            !target.is_empty() && source.split(' ').count() == target.split(' ').count(),
+            "{sql}: {source} {target}"
+        );
+    }
+}
+
+/// What no dump of a database holds ends the migration by name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_repeated_ends_it_by_name() {
     if !available() {
         return;
     }
     let bench = Arc::new(bench());
     let options = Options { share: 0.0, ..bench.options("shop") };
-    // Statements with the common name, each alone.
-    let (alone, together): (Vec<_>, Vec<_>) = DEFINED.iter().partition(|(_, name)| *name == "changed database shop");
-    let groups = alone.into_iter().map(|one| vec![one]).chain([together]);
-    for group in groups {
-        let statements: Vec<&str> = group.iter().map(|(sql, _)| *sql).collect();
-        let failure = run_with(&bench, &options, "compare", move |bench| {
-            statements.iter().for_each(|sql| drop(bench.source.sql("shop", sql)));
-        });
+    for (sql, name, back) in [
+        ("CREATE PUBLICATION p FOR TABLE pgbench_tellers", "new publication p", "DROP PUBLICATION p"),
+        ("GRANT SET ON PARAMETER work_mem TO guest", "new parameter ACL work_mem", "SELECT 1"),
+    ] {
+        let failure = run_with(&bench, &options, "compare", move |bench| drop(bench.source.sql("shop", sql)));
         let failure = failure.await.unwrap_err();
-        let Error::SchemaChanged(told) = &failure.error else { panic!("{failure:?}") };
-        for (sql, name) in &group {
-            assert!(told.split("; ").any(|told| told == *name), "{sql}: {told}");
-        }
+        assert!(matches!(&failure.error, Error::SchemaChanged(told) if told == name), "{sql}: {failure:?}");
         assert_eq!(failure.state, State::OnSource, "{failure:?}");
         assert_eq!(bench.fake_proxy.lock().unwrap().serving.1, bench.source.port());
+        bench.source.sql("shop", back);
+        bench.assert_clean("shop");
     }
-    bench.source.sql("shop", "DROP EVENT TRIGGER e; DROP PUBLICATION p");
-    bench.assert_clean("shop");
-    let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
-    assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM pg_namespace WHERE nspname = 'more'"), "1");
 }
 
-/// Definitions after the last reading of all definitions.
+/// Definitions after the last reading of all definitions: clients go on, and leave with the next pause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_defined_in_the_pause_ends_it_by_name() {
+async fn what_is_defined_in_the_pause_arrives_with_a_later_one() {
     if !available() {
         return;
     }
     let bench = bench();
     let options = Options { share: 0.0, ..bench.options("shop") };
-    for (sql, name, back) in [
-        ("CREATE SCHEMA more", "new schema more", "DROP SCHEMA more"),
-        ("GRANT CONNECT ON DATABASE shop TO guest", "changed database shop", "SELECT 1"),
-        ("REVOKE CONNECT ON DATABASE shop FROM guest", "changed database shop", "SELECT 1"),
-        ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop", "SELECT 1"),
-        // The setting that the fence uses.
-        ("ALTER DATABASE shop SET default_transaction_read_only = off", "changed database shop", "SELECT 1"),
-        (
-            "ALTER DATABASE shop SET default_transaction_read_only = on",
-            "changed database shop",
-            "SET TRANSACTION READ WRITE; ALTER DATABASE shop RESET default_transaction_read_only",
-        ),
-    ] {
-        bench.fake_proxy.lock().unwrap().at_pause = vec![sql];
-        let failure = run(&options, observer().0).await.unwrap_err();
-        assert!(matches!(&failure.error, Error::SchemaChanged(told) if told == name), "{sql}: {failure:?}");
-        assert_eq!(failure.state, State::OnSource, "{failure:?}");
-        let asked = bench.fake_proxy.lock().unwrap().asked.clone();
-        assert!(!asked.contains(&"switch".to_owned()), "{asked:?}");
-        let may = bench.source.sql("postgres", "SELECT has_database_privilege('guest', 'shop', 'CONNECT')");
-        assert_eq!(may, "t", "PUBLIC may: {sql}");
-        let granted = "SELECT count(*) FROM pg_database, aclexplode(datacl) WHERE datname = 'shop' \
-                       AND grantee = 'guest'::regrole AND privilege_type = 'CONNECT'";
-        let expected = if sql.starts_with("GRANT CONNECT") { "1" } else { "0" };
-        assert_eq!(bench.source.sql("postgres", granted), expected, "rights are as {sql} left them");
-        bench.source.sql("shop", back);
-        bench.assert_clean("shop");
-    }
+    // The last one is the setting that the fence uses.
+    bench.fake_proxy.lock().unwrap().at_pause = vec![
+        "CREATE SCHEMA more",
+        "GRANT CONNECT ON DATABASE shop TO guest",
+        "ALTER DATABASE shop SET work_mem = '5MB'",
+        "ALTER DATABASE shop SET default_transaction_read_only = off",
+    ];
+    let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    let asked = bench.fake_proxy.lock().unwrap().asked.clone();
+    assert_eq!(asked.iter().filter(|asked| *asked == "switch").count(), 1, "{asked:?}");
+    assert!(asked.iter().filter(|asked| *asked == "pause").count() >= 5, "{asked:?}");
+    let target = |sql: &str| bench.target.sql("shop", sql);
+    assert_eq!(target("SELECT count(*) FROM pg_namespace WHERE nspname = 'more'"), "1");
+    let granted = "SELECT count(*) FROM pg_database, aclexplode(datacl) WHERE datname = 'shop' \
+                   AND grantee = 'guest'::regrole AND privilege_type = 'CONNECT'";
+    assert_eq!(target(granted), "1");
+    let settings = "SELECT string_agg(s, ' ' ORDER BY s) FROM pg_db_role_setting, unnest(setconfig) s";
+    assert_eq!(target(settings), "default_transaction_read_only=off work_mem=5MB");
 }
 
 /// The fence sets the database read-only; the database's own value goes to the target, and is restored when the fence

@@ -1,14 +1,13 @@
 //! Definitions that change on the source while the target follows are repeated there, and no row is lost.
 
-use crate::engine::support::{Bench, sums};
+use crate::engine::support::{Bench, dumped, sums};
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_engine::{Observer, Options, Outcome, SwitchOrder, order_switch, run, status};
-use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
+use stillpoint_testing::postgresql::{NEWER_MAJOR, available, newer_available};
 
 const SETUP: &str = "CREATE TYPE mood AS ENUM ('ok', 'bad'); CREATE SEQUENCE tickets; \
     CREATE FUNCTION doubled(n int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT n * 2'; \
@@ -143,19 +142,6 @@ async fn move_while_defining(bench: Arc<Bench>, changes: &[&str], pause_ms: u64)
     assert_eq!(sums(&bench.source, "shop"), sums(&bench.target, "shop"));
 }
 
-/// Definitions as a program from outside prints them, without what the migration still keeps for the way back.
-fn dumped(bench: &Bench, cluster: &Cluster) -> String {
-    let mut command = bench.target.client("pg_dump");
-    command.args(["-s", "-h", "127.0.0.1", "-p", &cluster.port().to_string(), "-N", "stillpoint", "--no-publications"]);
-    let output = command.args(["-d", "shop", "-U", "postgres"]).stderr(Stdio::inherit()).output().unwrap();
-    assert!(output.status.success());
-    let text = String::from_utf8(output.stdout).unwrap();
-    let of_migration = |line: &&str| {
-        line.starts_with('\\') || line.starts_with("-- Dumped ") || line.contains(" REPLICA IDENTITY ")
-    };
-    text.lines().filter(|line| !of_migration(line)).map(|line| format!("{line}\n")).collect()
-}
-
 fn bench_of(target: Option<u32>) -> Bench {
     let bench = match target {
         Some(major) => Bench::to_newer(major, &[]),
@@ -186,7 +172,9 @@ async fn a_newer_server_gets_what_is_defined_too() {
         return;
     }
     let bench = Arc::new(bench_of(Some(NEWER_MAJOR)));
-    if (NEWER_MAJOR..NEWER_MAJOR + 9).any(|major| Path::new(&format!("/usr/lib/postgresql/{major}/bin/pg_dump")).exists()) {
+    if (NEWER_MAJOR..NEWER_MAJOR + 9)
+        .any(|major| Path::new(&format!("/usr/lib/postgresql/{major}/bin/pg_dump")).exists())
+    {
         return move_while_defining(bench, &CHANGES, 20).await;
     }
     let options = Options { share: 0.0, ..bench.options("shop") };

@@ -233,6 +233,19 @@ pub(crate) fn sums(cluster: &Cluster, database: &str) -> String {
     cluster.sql(database, &tables)
 }
 
+/// Definitions as a program from outside prints them, without what the migration still keeps for the way back.
+pub(crate) fn dumped(bench: &Bench, cluster: &Cluster) -> String {
+    let mut command = bench.target.client("pg_dump");
+    command.args(["-s", "-h", "127.0.0.1", "-p", &cluster.port().to_string(), "-N", "stillpoint", "--no-publications"]);
+    let output =
+        command.args(["-d", "shop", "-U", "postgres"]).stderr(std::process::Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let of_migration =
+        |line: &&str| line.starts_with('\\') || line.starts_with("-- Dumped ") || line.contains(" REPLICA IDENTITY ");
+    text.lines().filter(|line| !of_migration(line)).map(|line| format!("{line}\n")).collect()
+}
+
 fn serve(stream: UnixStream, fake_proxy: &Mutex<FakeProxy>) {
     let mut lines = BufReader::new(stream.try_clone().expect("share a socket")).lines();
     let mut out = stream;
