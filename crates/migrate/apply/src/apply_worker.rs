@@ -91,6 +91,31 @@ const BEGIN_NAME: &str = "begin";
 const COMMIT_NAME: &str = "commit";
 const STAMPS_NAME: &str = "stamps";
 
+/// Key of the lock that each worker's session holds on the database.
+const WORKERS_LOCK: &str = "1937009776, 1635086706";
+/// Time to wait for sessions of earlier workers, in milliseconds; then they are terminated.
+const EARLIER_WORKERS_TIMEOUT_MS: u32 = 5000;
+
+/// Waits until no worker of an earlier replay has a session on this database: it may commit after its client is gone.
+pub(crate) async fn wait_for_earlier_workers(link: &mut Link) -> Result<(), Error> {
+    let lock = format!(
+        "BEGIN; SET LOCAL lock_timeout = {EARLIER_WORKERS_TIMEOUT_MS}; SELECT pg_advisory_xact_lock({WORKERS_LOCK}); COMMIT"
+    );
+    match link.query(&lock).await {
+        Err(ServerError::Sql { code, .. }) if code == "55P03" => {}
+        waited => return Ok(waited.map(drop)?),
+    }
+    link.query("ROLLBACK").await?;
+    let [class, object] = WORKERS_LOCK.split_once(", ").map_or(["0"; 2], <[&str; 2]>::from);
+    link.query(&format!(
+        "SELECT pg_terminate_backend(l.pid, {EARLIER_WORKERS_TIMEOUT_MS}) FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
+         WHERE l.locktype = 'advisory' AND l.classid = {class} AND l.objid = {object} AND d.datname = current_database()"
+    ))
+    .await?;
+    link.query(&lock).await.map(drop)?;
+    Ok(())
+}
+
 impl ApplyWorker {
     /// Connects; with `search_path` the server finds the operators of the user's types.
     pub(crate) async fn connect(target: &Server, search_path: &str) -> Result<ApplyWorker, Error> {
@@ -102,6 +127,7 @@ impl ApplyWorker {
             ("plan_cache_mode", "force_generic_plan"),
         ];
         let mut link = Link::connect(target, Purpose::Statements, &settings).await?;
+        link.query(&format!("SELECT pg_advisory_lock_shared({WORKERS_LOCK})")).await?;
         let stamps = "INSERT INTO stillpoint.applied (stamps) VALUES ($1::bigint[])";
         let fixed = [(BEGIN_NAME, "BEGIN"), (COMMIT_NAME, "COMMIT"), (STAMPS_NAME, stamps)];
         for (name, sql) in fixed {

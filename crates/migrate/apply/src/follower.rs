@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::apply_worker::ApplyWorker;
+use crate::apply_worker::{ApplyWorker, wait_for_earlier_workers};
 use crate::conductor::{CHANNEL_CAPACITY, Conductor};
 use crate::intake::{Command, ReplayStatus, SourceSnapshot};
 use crate::inventory::Inventory;
@@ -139,6 +139,7 @@ impl Follower {
     pub async fn start(plan: Plan<'_>) -> Result<Follower, Error> {
         let search_path = search_path(plan.source).await?;
         let mut confirmer = PositionConfirmer::connect(plan.target).await?;
+        wait_for_earlier_workers(&mut confirmer.link).await?;
         let (confirmed, applied) = confirmer.restore().await?;
         let shared = Arc::new(AtomicU64::new(confirmed));
         let (command, commands) = mpsc::channel(4);

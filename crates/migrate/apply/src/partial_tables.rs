@@ -11,8 +11,10 @@ use stillpoint_migrate_postgres::link::{Link, literal, number, text};
 /// What is recorded about such tables, by their numbers on the source.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PartialTables {
-    /// Tables that are to be copied, or are gone on the source: no change of theirs is repeated.
+    /// Tables that are to be copied: no change of theirs is repeated.
     pub copying: HashSet<u32>,
+    /// Tables that are gone on the source: earlier changes of theirs are not repeated.
+    pub gone: HashSet<u32>,
     /// Tables that were copied, each with the snapshot: it shows which changes their rows contain.
     pub copied: HashMap<u32, SourceSnapshot>,
     /// Columns that were dropped; earlier changes still contain them.
@@ -22,9 +24,10 @@ pub struct PartialTables {
 impl PartialTables {
     /// Statements that create their tables in our schema.
     pub(crate) const INSTALL: &'static str = "CREATE TABLE IF NOT EXISTS stillpoint.copying (relation oid PRIMARY KEY); \
+         CREATE TABLE IF NOT EXISTS stillpoint.gone (relation oid PRIMARY KEY); \
          CREATE TABLE IF NOT EXISTS stillpoint.copied (relation oid PRIMARY KEY, snapshot text NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.dropped (relation oid, name text, PRIMARY KEY (relation, name)); \
-         TRUNCATE stillpoint.copying, stillpoint.copied, stillpoint.dropped; ";
+         TRUNCATE stillpoint.copying, stillpoint.gone, stillpoint.copied, stillpoint.dropped; ";
 
     /// Reads them; there are none on a target that an earlier version made.
     ///
@@ -36,11 +39,13 @@ impl PartialTables {
             return Ok(PartialTables::default());
         }
         let copying = link.query("SELECT relation FROM stillpoint.copying").await?;
+        let gone = link.query("SELECT relation FROM stillpoint.gone").await?;
         let copied = link.query("SELECT relation, snapshot FROM stillpoint.copied").await?;
         let dropped = link.query("SELECT relation, name FROM stillpoint.dropped").await?;
         let snapshot = |row| Ok((number(row, 0), SourceSnapshot::parse(&text(row, 1))?));
         Ok(PartialTables {
             copying: copying.iter().map(|row| number(row, 0)).collect(),
+            gone: gone.iter().map(|row| number(row, 0)).collect(),
             copied: copied.iter().map(snapshot).collect::<Result<_, Error>>()?,
             dropped: dropped.iter().map(|row| (number(row, 0), text(row, 1))).collect(),
         })
@@ -55,6 +60,17 @@ impl PartialTables {
     pub fn record_copying(tables: impl IntoIterator<Item = u32>) -> String {
         let record = |oid| format!("INSERT INTO stillpoint.copying VALUES ({oid}) ON CONFLICT DO NOTHING; ");
         tables.into_iter().map(record).collect()
+    }
+
+    /// Statements that record tables as gone.
+    pub fn record_gone(tables: impl IntoIterator<Item = u32>) -> String {
+        let record = |oid| format!("INSERT INTO stillpoint.gone VALUES ({oid}) ON CONFLICT DO NOTHING; ");
+        tables.into_iter().map(record).collect()
+    }
+
+    /// Returns true if no change of a table is to be repeated.
+    pub(crate) fn is_left_out(&self, table: u32) -> bool {
+        self.copying.contains(&table) || self.gone.contains(&table)
     }
 
     /// Statements that record columns as dropped.

@@ -146,16 +146,38 @@ pub async fn publish(link: &mut Link, inventory: &Inventory) -> Result<(), Serve
     .map(drop)
 }
 
-/// Publishes tables that were created after the others.
+/// Publishes tables that were created after the others. Returns true if there are any: their changes are reported from now on, in
+/// transactions that run now only in part.
 ///
 /// # Errors
 ///
 /// An error if the server cannot be asked, or refuses.
-pub async fn publish_new(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+pub async fn publish_new(link: &mut Link, inventory: &Inventory) -> Result<bool, Error> {
     let published = published(link).await?;
+    let mut is_any = false;
     for table in inventory.tables.iter().filter(|table| !published.contains(&table.oid)) {
         let [rows, _] = PUBLICATIONS;
         link.query(&format!("ALTER PUBLICATION {rows} ADD TABLE ONLY {}", table.qualified())).await?;
+        is_any = true;
+    }
+    Ok(is_any)
+}
+
+/// Waits until all transactions of other sessions that have a number now have ended.
+///
+/// # Errors
+///
+/// [`Error::TimedOut`] names them after `limit`; other errors if the server cannot be asked.
+pub async fn wait_for_transactions(link: &mut Link, limit: Duration) -> Result<(), Error> {
+    let end = link.text("SELECT pg_snapshot_xmax(pg_current_snapshot())").await?;
+    let running = format!("SELECT pg_snapshot_xmin(pg_current_snapshot()) < '{end}'");
+    let begun = Instant::now();
+    while link.text(&running).await? == "t" {
+        if begun.elapsed() > limit {
+            let who = running_transactions(link).await?;
+            return Err(Error::TimedOut { what: "waiting for older transactions to end".into(), limit, who });
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Ok(())
 }

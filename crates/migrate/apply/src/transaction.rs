@@ -110,6 +110,9 @@ enum Streamed {
     },
 }
 
+/// A table and rows of it.
+type RowsOf<const N: usize> = (Arc<Table>, [Tuple; N]);
+
 /// Assembles transactions.
 #[derive(Debug)]
 pub(crate) struct Assembler {
@@ -201,7 +204,7 @@ impl Assembler {
 
     /// Returns the table of a change and its rows, with a value for each column of the table; `None` if the change is not to be
     /// repeated.
-    fn row<const N: usize>(&self, oid: u32, mut rows: [Tuple; N]) -> Result<Option<(Arc<Table>, [Tuple; N])>, Error> {
+    fn row<const N: usize>(&self, oid: u32, mut rows: [Tuple; N]) -> Result<Option<RowsOf<N>>, Error> {
         let known = self.tables.get(&oid);
         let known =
             known.ok_or_else(|| Error::Pgoutput(format!("a change of relation {oid}, which was not described")))?;
@@ -224,7 +227,7 @@ impl Assembler {
             self.tables.insert(relation.oid, Streamed::Ours);
             return Ok(());
         }
-        if self.partial.copying.contains(&relation.oid) {
+        if self.partial.is_left_out(relation.oid) {
             self.tables.insert(relation.oid, Streamed::Skipped);
             return Ok(());
         }

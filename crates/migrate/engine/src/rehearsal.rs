@@ -19,7 +19,7 @@ use rustix::fs::MemfdFlags;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef, USER_SCHEMA};
 use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, Server, ServerError, identifier, literal, text};
@@ -139,9 +139,17 @@ impl ScratchDatabase {
     /// [`Error::SchemaChanged`] if the target rejects a definition.
     pub(crate) async fn make(options: &Options, major: u32, file: &Path) -> Result<ScratchDatabase, Error> {
         let name = &options.source.database;
-        let (server, locker) = lock_scratch(&options.target, name)
-            .await?
-            .ok_or_else(|| Error::WrongPhase("another command is rehearsing definitions on the target".into()))?;
+        let begun = Instant::now();
+        let (server, locker) = loop {
+            match lock_scratch(&options.target, name).await? {
+                Some(locked) => break locked,
+                None if begun.elapsed() < REHEARSAL_TIMEOUT => tokio::time::sleep(POLL_INTERVAL).await,
+                None => {
+                    let why = "another command is rehearsing definitions on the target";
+                    return Err(Error::WrongPhase(why.into()));
+                }
+            }
+        };
         let made = async {
             let (mut findings, dump) = (Vec::new(), Dump { target: &server, major, file });
             let mut rejections = Vec::new();

@@ -81,7 +81,15 @@ fn first_difference(one: &Entry, other: &Entry) -> String {
 }
 
 fn is_same(one: &Entry, other: &Entry) -> bool {
-    let lines = |entry: &Entry| entry.definition.lines().filter(|line| !is_ours(line)).collect::<String>();
+    let lines = |entry: &Entry| {
+        let mut lines: Vec<String> =
+            entry.definition.lines().filter(|line| !is_ours(line)).map(str::to_owned).collect();
+        // Rights are printed in the order in which they were given.
+        if entry.kind.ends_with("ACL") {
+            lines.sort();
+        }
+        lines
+    };
     one.owner == other.owner && one.storage == other.storage && lines(one) == lines(other)
 }
 

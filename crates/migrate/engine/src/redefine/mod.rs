@@ -83,6 +83,7 @@ fn passes(error: &Error) -> bool {
     const LOCKED: [&str; 3] = ["55P03", "40P01", "XX000"];
     match error {
         Error::Program { .. } => true,
+        _ if error.is_time_out() => true,
         Error::Server(_) => error.sqlstate().is_some_and(|state| IS_ABSENT.contains(&state) || LOCKED.contains(&state)),
         _ => false,
     }
@@ -137,7 +138,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         }
         let mut source = Link::connect(&options.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
         let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
-        let (known, now) = (journal.lock().definitions_of(number)?, catalogs::read(&mut source).await?);
+        let known = journal.lock().definitions_of(number)?;
+        let now = catalogs::read(&mut source).await?;
         let changes = catalogs::changes(&known, &now);
         if changes.is_empty() && PartialTables::read(&mut target).await?.copying.is_empty() {
             return Ok(None);
@@ -222,9 +224,12 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         let (_memory, file) = crate::rehearsal::memory_file()?;
         self.done.clear();
         self.made.clear();
-        let now = self.publish_and_look(file).await?;
+        let now = match self.publish_and_look(file).await {
+            Err(Error::SchemaChanged(_)) => return Ok(None),
+            looked => looked?,
+        };
         self.record_partial(&now).await?;
-        let foreign_keys = |entry: &Entry| with_foreign_keys || entry.kind != FOREIGN_KEY;
+        let foreign_keys = |entry: &Entry| with_foreign_keys || !may_be_of_foreign_key(entry);
         self.converge(&now, false, &foreign_keys).await?;
 
         let mut follower = self.follower(&now.inventory, horizon).await?;
@@ -267,11 +272,16 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             journal.lock().update(|record| record.identities.push(change))
         })
         .await?;
-        replication_objects::publish_new(&mut self.source, &tables).await?;
+        let is_new = replication_objects::publish_new(&mut self.source, &tables).await?;
+        // The snapshot must see all of a transaction of which the log reports a part.
+        if is_new || !PartialTables::read(&mut self.target).await?.copying.is_empty() {
+            replication_objects::wait_for_transactions(&mut self.source, options.snapshot_limit).await?;
+        }
         let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
         let inventory = Inventory::read(&mut holder).await?;
+        replication_objects::check_all_published(&mut self.source, &inventory).await?;
         let definitions = catalogs::read(&mut holder).await?;
         let (from, to) = self.majors;
         definitions::dump(&options.source, from, to, Some(&snapshot), &file).await?;
@@ -303,8 +313,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             }
         }
         let gone = self.shapes.iter().filter(|before| now.shapes.iter().all(|shape| shape.relation != before.relation));
-        copying.extend(gone.map(|before| before.relation));
-        let sql = PartialTables::record_copying(copying) + &PartialTables::record_dropped(&dropped);
+        let gone = PartialTables::record_gone(gone.map(|before| before.relation));
+        let sql = gone + &PartialTables::record_copying(copying) + &PartialTables::record_dropped(&dropped);
         if !sql.is_empty() {
             self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
         }
@@ -354,7 +364,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     async fn empty(&mut self, table: &str) -> Result<(), Error> {
         match self.target.query(&format!("TRUNCATE ONLY {table}")).await {
             // Other tables refer to it.
-            Err(ServerError::Sql { code, .. }) if code == "0A000" => {
+            Err(ServerError::Sql { code, .. }) if code == IS_UNSUPPORTED => {
                 self.target.query(&format!("DELETE FROM ONLY {table}")).await.map(drop)?;
                 Ok(())
             }
@@ -637,7 +647,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                 definitions::dump(server, self.majors.1, self.majors.1, None, &file).await?;
                 let mut entries = entries_of(&file)?;
                 entries.retain(|entry| !is_of_database(entry));
-                entries.retain(|entry| with_foreign_keys || entry.kind != FOREIGN_KEY);
+                entries.retain(|entry| with_foreign_keys || !may_be_of_foreign_key(entry));
                 dumps.push(entries);
             }
             let differing = changes::differing(&dumps[0], &dumps[1]);
@@ -655,6 +665,11 @@ impl<'r, 'j> Redefinition<'r, 'j> {
 /// Returns true for an entry that pg_restore leaves out unless it creates the database too.
 fn is_of_database(entry: &Entry) -> bool {
     entry.kind.starts_with("DATABASE") || entry.tag.starts_with("DATABASE ")
+}
+
+/// Returns true for foreign keys and comments that may be about them.
+fn may_be_of_foreign_key(entry: &Entry) -> bool {
+    entry.kind == FOREIGN_KEY || entry.kind == "COMMENT" && entry.tag.starts_with("CONSTRAINT ")
 }
 
 /// Changes that no round repeats end the migration by name.

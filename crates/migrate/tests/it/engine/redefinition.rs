@@ -1,6 +1,6 @@
 //! Definitions that change on the source while the target follows are repeated there, and no row is lost.
 
-use crate::engine::support::{Bench, dumped, sums};
+use crate::engine::support::{Bench, dumped, observer, sums};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -88,6 +88,44 @@ const CHANGES: [&str; 59] = [
     "CREATE STATISTICS st ON goods, count FROM orders; CREATE CAST (mood AS int) WITH INOUT",
 ];
 
+/// A client that writes all the time; a definition may make one of its statements fail.
+struct Writing {
+    over: Arc<AtomicBool>,
+    writer: std::thread::JoinHandle<usize>,
+}
+
+impl Writing {
+    fn begin(bench: &Arc<Bench>) -> Writing {
+        let (bench, over) = (Arc::clone(bench), Arc::new(AtomicBool::new(false)));
+        let is_over = Arc::clone(&over);
+        let writer = std::thread::spawn(move || {
+            let mut written = 0;
+            while !is_over.load(Relaxed) {
+                let sql = format!(
+                    "INSERT INTO orders (goods) SELECT 1 + {written} % 200; UPDATE orders SET count = coalesce(count, 0) + 1 \
+                     WHERE id % 50 = {written} % 50; UPDATE goods SET price = price + 1 WHERE id = 100 + {written} % 100"
+                );
+                written += usize::from(bench.source.try_sql("shop", &sql).is_ok());
+            }
+            written
+        });
+        Writing { over, writer }
+    }
+
+    /// Ends it; returns the number of statements that succeeded.
+    fn end(self) -> usize {
+        self.over.store(true, Relaxed);
+        self.writer.join().unwrap()
+    }
+}
+
+/// Makes changes one statement after another.
+fn define(bench: &Bench, changes: &[&str]) {
+    for statement in changes.iter().flat_map(|sql| sql.split("; ")) {
+        bench.source.sql("shop", statement);
+    }
+}
+
 /// Runs a command that holds, changes definitions while clients write, and orders the switch.
 async fn move_while_defining(bench: Arc<Bench>, changes: &[&str], pause_ms: u64) {
     let options = Options { share: 0.0, hold: true, ..bench.options("shop") };
@@ -110,29 +148,12 @@ async fn move_while_defining(bench: Arc<Bench>, changes: &[&str], pause_ms: u64)
         assert!(begun.elapsed() < Duration::from_secs(60) && !holder.is_finished(), "it holds");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let over = Arc::new(AtomicBool::new(false));
-    let writer = std::thread::spawn({
-        let (bench, over) = (Arc::clone(&bench), Arc::clone(&over));
-        move || {
-            let mut written = 0;
-            while !over.load(Relaxed) {
-                let sql = format!(
-                    "INSERT INTO orders (goods) SELECT 1 + {written} % 200; UPDATE orders SET count = coalesce(count, 0) + 1 \
-                     WHERE id % 50 = {written} % 50; UPDATE goods SET price = price + 1 WHERE id = 100 + {written} % 100"
-                );
-                written += usize::from(bench.source.try_sql("shop", &sql).is_ok());
-            }
-            written
-        }
-    });
+    let writing = Writing::begin(&bench);
     for sql in changes {
-        for statement in sql.split("; ") {
-            bench.source.sql("shop", statement);
-        }
+        define(&bench, &[*sql]);
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
     }
-    over.store(true, Relaxed);
-    assert!(writer.join().unwrap() > 10);
+    assert!(writing.end() > 10);
     order_switch(&options, &SwitchOrder::default()).await.unwrap();
     let ended = tokio::task::spawn_blocking(|| holder.join().unwrap()).await.unwrap();
     let outcome = ended.unwrap_or_else(|failure| panic!("{failure:?}"));
@@ -188,4 +209,45 @@ async fn a_newer_server_gets_what_is_defined_too() {
     let told = failure.to_string();
     assert!(told.contains("new table public.fresh") && told.contains("pg_dump of version 17"), "{told}");
     bench.assert_clean("shop");
+}
+
+/// A command that is killed in the middle of a round leaves a target that the next one brings to the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_round_that_is_ended_in_its_middle_is_made_again() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(bench_of(None));
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    let writing = Writing::begin(&bench);
+    let delays = [0, 60, 150, 300, 500, 800, 1200];
+    for (delay, changes) in delays.into_iter().zip(CHANGES.chunks(CHANGES.len().div_ceil(delays.len()))) {
+        let told = Arc::new(tokio::sync::Notify::new());
+        let (telling, acting) = (Arc::clone(&told), Arc::clone(&bench));
+        let (changes, once) = (changes.to_vec(), std::sync::Once::new());
+        let observer: Observer = Arc::new(move |event: Event| {
+            println!("{:?}", event.kind);
+            match &event.kind {
+                EventKind::PhaseStarted { phase, .. } if phase == "compare" => once.call_once(|| define(&acting, &changes)),
+                EventKind::PhaseStarted { phase, .. } if phase == "definitions" => telling.notify_one(),
+                _ => {}
+            }
+        });
+        let killed = async {
+            told.notified().await;
+            tokio::time::sleep(Duration::from_millis(delay)).await;
+        };
+        let holding = Options { hold: true, ..options.clone() };
+        tokio::select! {
+            biased;
+            () = killed => println!("killed after {delay} ms"),
+            ended = run(&holding, observer) => panic!("{ended:?}"),
+        }
+    }
+    assert!(writing.end() > 10);
+    let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    bench.look_into_source("shop");
+    assert_eq!(sums(&bench.source, "shop"), sums(&bench.target, "shop"));
+    assert_eq!(dumped(&bench, &bench.source), dumped(&bench, &bench.target));
 }
