@@ -23,7 +23,8 @@ pub struct IdentityChange {
     was: String,
 }
 
-/// Creates our schema with its tables; `position` is where the replay onto this server begins.
+/// Creates our schema with its tables; `position` is where the replay onto this server begins. Rows without a key can be changed
+/// also where another publication is for all tables.
 ///
 /// # Errors
 ///
@@ -32,8 +33,9 @@ pub async fn install(link: &mut Link, position: Lsn) -> Result<(), Error> {
     let made = "BEGIN; CREATE SCHEMA IF NOT EXISTS stillpoint; \
          CREATE TABLE IF NOT EXISTS stillpoint.applied (stamps bigint[] NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.position (position bigint NOT NULL); \
-         CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT \
-         NULL)";
+         CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT NULL); \
+         ALTER TABLE stillpoint.applied REPLICA IDENTITY FULL; ALTER TABLE stillpoint.position REPLICA IDENTITY FULL; \
+         ALTER TABLE stillpoint.epoch REPLICA IDENTITY FULL";
     link.query(made).await?;
     check_ownership(link, SCHEMA).await?;
     link.query(PartialTables::INSTALL).await?;

@@ -545,9 +545,9 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
     ),
     (
         "publication",
-        Verdict::NotMoved,
-        "SELECT pubname::text, 'subscribers must connect to the target and start again' FROM pg_publication WHERE \
-         pubname !~ '^stillpoint_'",
+        Verdict::Moved,
+        "SELECT pubname::text, 'it is made on the target; subscribers must connect there and start again' FROM \
+         pg_publication WHERE pubname !~ '^stillpoint_'",
     ),
     (
         "subscription",

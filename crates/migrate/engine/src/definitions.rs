@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
 use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, literal, of_database, session_settings};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -26,7 +27,7 @@ pub(crate) async fn dump(
 ) -> Result<(), Error> {
     let mut command = client("pg_dump", major, source);
     command.env("PGOPTIONS", session_settings::options(from, &[]));
-    command.args(["--format=custom", "--schema-only", "--no-publications", "--no-subscriptions"]);
+    command.args(["--format=custom", "--schema-only", "--no-subscriptions"]);
     command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]);
     command.args(snapshot.map(|snapshot| format!("--snapshot={snapshot}")));
     command.arg("--file").arg(into).arg(format!("--dbname={}", of_database(&source.database)));
@@ -224,12 +225,16 @@ pub(crate) struct DeferredDefinitions {
 }
 
 impl DeferredDefinitions {
-    /// Splits the list. The comment on an entry follows directly after it.
+    /// Splits the list, without our own publications. The comment on an entry follows directly after it.
     fn of(list: &str) -> DeferredDefinitions {
         let (mut most, mut foreign_keys, mut of_key) = (String::new(), String::new(), false);
         for line in list.lines().filter(|line| !line.starts_with(';')) {
             // A line has: number in the dump, number of its catalog, its own number, and its kind.
             let is = |kind: &str| line.splitn(4, ' ').nth(3).is_some_and(|entry| entry.starts_with(kind));
+            let words = line.split(' ');
+            if is("PUBLICATION ") && words.into_iter().any(|word| PUBLICATIONS.contains(&word)) {
+                continue;
+            }
             of_key = is("FK CONSTRAINT ") || of_key && is("COMMENT ");
             let into = if of_key { &mut foreign_keys } else { &mut most };
             into.push_str(line);

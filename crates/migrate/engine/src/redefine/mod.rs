@@ -676,7 +676,7 @@ fn may_be_of_foreign_key(entry: &Entry) -> bool {
 fn refuse_others(changes: &[String], options: &Options) -> Result<(), Error> {
     let of = |change: &&String| {
         let (_, what) = change.split_once(' ').unwrap_or_default();
-        ["publication", "subscription", "tablespace", "parameter ACL"].iter().any(|kind| what.starts_with(kind))
+        ["subscription", "tablespace", "parameter ACL"].iter().any(|kind| what.starts_with(kind))
             || what.starts_with("role ") && options.roles != Roles::Create
     };
     catalogs::fail_if_changed(changes.iter().filter(of).cloned().collect())
@@ -708,7 +708,13 @@ fn label_statements(name: &str, wanted: &[String], there: &[String]) -> String {
 
 fn entries_of(file: &Path) -> Result<Vec<Entry>, Error> {
     let bytes = std::fs::read(file).map_err(|source| Error::Journal { path: file.into(), source })?;
-    archive::read(&bytes)
+    let mut entries = archive::read(&bytes)?;
+    let is_ours = |entry: &Entry| {
+        let publication = entry.tag.split(' ').next().unwrap_or_default();
+        entry.kind.starts_with("PUBLICATION") && PUBLICATIONS.contains(&publication)
+    };
+    entries.retain(|entry| !is_ours(entry));
+    Ok(entries)
 }
 
 /// Reads the shapes of the source's tables of which the target was made.

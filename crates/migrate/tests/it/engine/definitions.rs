@@ -8,7 +8,7 @@ use stillpoint_operation::{FaultPoint, Faults};
 use stillpoint_testing::postgresql::available;
 
 /// Statements that write no row of a table, each with the name that must be reported.
-const DEFINED: [(&str, &str); 18] = [
+const DEFINED: [(&str, &str); 20] = [
     ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop"),
     ("ALTER DATABASE shop SET default_transaction_read_only = off", "changed database shop"),
     ("ALTER ROLE guest IN DATABASE shop SET work_mem = '5MB'", "changed database shop"),
@@ -27,6 +27,8 @@ const DEFINED: [(&str, &str); 18] = [
     ("CREATE USER MAPPING FOR guest SERVER there", "new user mapping guest on server there"),
     ("CREATE STATISTICS s ON tid, bid FROM pgbench_history", "new statistics object public.s"),
     ("ALTER SEQUENCE tickets INCREMENT 5", "changed sequence public.tickets"),
+    ("CREATE PUBLICATION p FOR TABLE pgbench_tellers", "new publication p"),
+    ("CREATE PUBLICATION whole FOR ALL TABLES", "new publication whole"),
     ("CREATE SCHEMA more", "new schema more"),
     ("CREATE CAST (mood AS int) WITH INOUT", "new cast (public.mood AS integer)"),
     ("CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION e()", "new event trigger e"),
@@ -99,13 +101,14 @@ async fn what_is_defined_in_mid_run_is_repeated_by_name() {
     let [source, target] = [&bench.source, &bench.target].map(|cluster| dumped(&bench, cluster));
     assert_eq!(source, target);
     for sql in [
+        "SELECT string_agg(pubname || puballtables, ' ' ORDER BY pubname) FROM pg_publication WHERE pubname !~ '^stillpoint'",
         "SELECT string_agg(s, ' ' ORDER BY s) FROM pg_db_role_setting d JOIN pg_database b ON b.oid = setdatabase, \
          unnest(setconfig) s WHERE datname = 'shop' AND s !~ 'read_only'",
         "SELECT string_agg(a::text, ' ' ORDER BY a::text) FROM pg_database, aclexplode(datacl) a WHERE datname = 'shop' \
          AND a.grantee = 'guest'::regrole AND a.privilege_type <> 'CONNECT'",
         "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = 'shop'",
     ] {
-        let [source, target] = [&bench.source, &bench.target].map(|cluster| cluster.sql("postgres", sql));
+        let [source, target] = [&bench.source, &bench.target].map(|cluster| cluster.sql("shop", sql));
         assert!(
             !target.is_empty() && source.split(' ').count() == target.split(' ').count(),
             "{sql}: {source} {target}"
@@ -122,7 +125,11 @@ async fn what_cannot_be_repeated_ends_it_by_name() {
     let bench = Arc::new(bench());
     let options = Options { share: 0.0, ..bench.options("shop") };
     for (sql, name, back) in [
-        ("CREATE PUBLICATION p FOR TABLE pgbench_tellers", "new publication p", "DROP PUBLICATION p"),
+        (
+            "CREATE SUBSCRIPTION s CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)",
+            "new subscription s",
+            "ALTER SUBSCRIPTION s SET (slot_name = NONE); DROP SUBSCRIPTION s",
+        ),
         ("GRANT SET ON PARAMETER work_mem TO guest", "new parameter ACL work_mem", "SELECT 1"),
     ] {
         let failure = run_with(&bench, &options, "compare", move |bench| drop(bench.source.sql("shop", sql)));

@@ -228,7 +228,9 @@ async fn a_round_that_is_ended_in_its_middle_is_made_again() {
         let observer: Observer = Arc::new(move |event: Event| {
             println!("{:?}", event.kind);
             match &event.kind {
-                EventKind::PhaseStarted { phase, .. } if phase == "compare" => once.call_once(|| define(&acting, &changes)),
+                EventKind::PhaseStarted { phase, .. } if phase == "compare" => {
+                    once.call_once(|| define(&acting, &changes))
+                }
                 EventKind::PhaseStarted { phase, .. } if phase == "definitions" => telling.notify_one(),
                 _ => {}
             }
@@ -249,5 +251,66 @@ async fn a_round_that_is_ended_in_its_middle_is_made_again() {
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
     bench.look_into_source("shop");
     assert_eq!(sums(&bench.source, "shop"), sums(&bench.target, "shop"));
+    assert_eq!(dumped(&bench, &bench.source), dumped(&bench, &bench.target));
+}
+
+/// Changes of kinds that are rarer, each made of what the one before left.
+const RARER_CHANGES: [&str; 46] = [
+    "CREATE TABLE parent (id int PRIMARY KEY, a text); CREATE TABLE child (b int) INHERITS (parent)",
+    "INSERT INTO parent VALUES (1, 'p'); INSERT INTO child VALUES (2, 'c', 3)",
+    "ALTER TABLE parent ADD COLUMN added int DEFAULT 5; UPDATE parent SET a = 'both'",
+    "ALTER TABLE parent DROP COLUMN a; INSERT INTO child (id, b) VALUES (4, 5)",
+    "CREATE TYPE pair AS (x int, y text); CREATE TABLE of_pair (id int PRIMARY KEY, p pair, ps pair[])",
+    "INSERT INTO of_pair VALUES (1, '(1,a)', ARRAY['(2,b)'::pair]); ALTER TYPE mood RENAME VALUE 'bad' TO 'worse'",
+    "UPDATE goods SET feels = 'worse' WHERE id < 9; ALTER TYPE mood ADD VALUE 'worst'",
+    "CREATE FUNCTION priced(g goods) RETURNS numeric LANGUAGE sql STABLE AS 'SELECT g.price'",
+    "CREATE FUNCTION next_code() RETURNS int LANGUAGE sql AS $$SELECT nextval('tickets')::int$$",
+    "ALTER TABLE goods ADD COLUMN code int DEFAULT next_code(); UPDATE goods SET code = 3 WHERE id = 3",
+    "ALTER TABLE goods ALTER code SET DEFAULT 0; DROP FUNCTION next_code()",
+    "ALTER TABLE goods DROP COLUMN code; ALTER TABLE goods ADD COLUMN code text; UPDATE goods SET code = 'c' WHERE id = 4",
+    "ALTER TABLE orders DROP CONSTRAINT orders_pkey; ALTER TABLE orders ADD CONSTRAINT other_key PRIMARY KEY (id, goods)",
+    "UPDATE orders SET goods = 8 WHERE id = 17; DELETE FROM orders WHERE id = 18",
+    "ALTER TABLE orders REPLICA IDENTITY FULL; UPDATE orders SET count = 99 WHERE id = 19",
+    "ALTER TABLE notes ADD COLUMN n int; UPDATE notes SET n = 1; ALTER TABLE notes ALTER n SET NOT NULL",
+    "CREATE TABLE swap_a (v text PRIMARY KEY); CREATE TABLE swap_b (v text PRIMARY KEY)",
+    "INSERT INTO swap_a VALUES ('a'); INSERT INTO swap_b VALUES ('b'), ('b2')",
+    "ALTER TABLE swap_a RENAME TO swap_c; ALTER TABLE swap_b RENAME TO swap_a; ALTER TABLE swap_c RENAME TO swap_b",
+    "INSERT INTO swap_a VALUES ('into what was b'); INSERT INTO swap_b VALUES ('into what was a')",
+    "ALTER INDEX by_count RENAME TO by_number; ALTER TABLE swap_a RENAME CONSTRAINT swap_b_pkey TO a_key",
+    "CREATE TABLE loose (at date NOT NULL, what text); INSERT INTO loose VALUES ('2026-05-05', 'before it is a part')",
+    "ALTER TABLE events ATTACH PARTITION loose FOR VALUES FROM ('2026-05-01') TO ('2026-06-01')",
+    "INSERT INTO events VALUES ('2026-05-06', 'after'); CREATE INDEX ON events (what)",
+    "ALTER TABLE events ADD PRIMARY KEY (at, what); DELETE FROM events WHERE what = 'e5'",
+    "CREATE TABLE events_rest PARTITION OF events DEFAULT; INSERT INTO events VALUES ('2027-01-01', 'rest')",
+    "CREATE SCHEMA area; CREATE TABLE area.inside (id serial PRIMARY KEY); INSERT INTO area.inside DEFAULT VALUES",
+    "ALTER SCHEMA area RENAME TO region; INSERT INTO region.inside DEFAULT VALUES",
+    "CREATE RULE shadow AS ON INSERT TO region.inside DO ALSO INSERT INTO notes (line, n) VALUES ('by rule', 1)",
+    "INSERT INTO region.inside DEFAULT VALUES; ALTER TABLE region.inside ENABLE REPLICA RULE shadow",
+    "CREATE AGGREGATE summed (int) (SFUNC = int4pl, STYPE = int, INITCOND = '0')",
+    "CREATE OPERATOR === (LEFTARG = int, RIGHTARG = int, FUNCTION = int4eq); CREATE COLLATION plain (locale = 'C')",
+    "ALTER TABLE notes ALTER line TYPE text COLLATE plain; UPDATE notes SET line = 'collated' WHERE line = 'n1'",
+    "CREATE FOREIGN DATA WRAPPER far; CREATE SERVER there FOREIGN DATA WRAPPER far OPTIONS (a 'b')",
+    "ALTER SERVER there OPTIONS (SET a 'c'); CREATE USER MAPPING FOR guest SERVER there OPTIONS (password 'x')",
+    "CREATE FOREIGN TABLE afar (a int) SERVER there; ALTER FOREIGN TABLE afar ADD COLUMN b text",
+    "CREATE TEXT SEARCH CONFIGURATION words (COPY = simple); CREATE STATISTICS both_of ON id, goods FROM orders",
+    "CREATE VIEW low AS SELECT id FROM goods; CREATE VIEW lower_still AS SELECT id FROM low WHERE id < 5",
+    "CREATE OR REPLACE VIEW low WITH (security_barrier) AS SELECT id, code FROM goods; GRANT SELECT ON low TO guest",
+    "ALTER VIEW low RENAME TO lowest; DROP VIEW lower_still",
+    "CREATE FUNCTION u() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW;END'",
+    "CREATE TRIGGER watch AFTER UPDATE OF price ON goods FOR EACH ROW WHEN (OLD.price < NEW.price) EXECUTE FUNCTION u()",
+    "ALTER TABLE goods ALTER price TYPE numeric(12, 2) USING price; ALTER TABLE goods DISABLE TRIGGER watch",
+    "CREATE POLICY seen ON goods USING (price > 0); ALTER TABLE goods ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+    "DROP TABLE of_pair; DROP TYPE pair; CREATE UNLOGGED SEQUENCE quick",
+    "ALTER DEFAULT PRIVILEGES IN SCHEMA region GRANT SELECT ON TABLES TO guest; CREATE TABLE region.later (a int)",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a second list of changes"]
+async fn rarer_definitions_arrive_too() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(bench_of(None));
+    move_while_defining(Arc::clone(&bench), &RARER_CHANGES, 250).await;
     assert_eq!(dumped(&bench, &bench.source), dumped(&bench, &bench.target));
 }
