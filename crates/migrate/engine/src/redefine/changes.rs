@@ -73,7 +73,10 @@ pub(crate) fn differing(one: &[Entry], other: &[Entry]) -> Vec<String> {
 }
 
 fn first_difference(one: &Entry, other: &Entry) -> String {
-    let lines = |entry: &Entry| entry.definition.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>();
+    let lines = |entry: &Entry| {
+        let lines = entry.definition.lines().map(|line| line.trim().to_owned());
+        lines.filter(|line| !line.is_empty() && !is_ours(line)).chain([entry.owner.clone()]).collect::<Vec<_>>()
+    };
     let (left, right) = (lines(one), lines(other));
     let at = left.iter().zip(&right).position(|(left, right)| left != right).unwrap_or(left.len().min(right.len()));
     let line = |lines: &[String]| lines.get(at).cloned().unwrap_or_default();
@@ -82,8 +85,10 @@ fn first_difference(one: &Entry, other: &Entry) -> String {
 
 fn is_same(one: &Entry, other: &Entry) -> bool {
     let lines = |entry: &Entry| {
-        let mut lines: Vec<String> =
-            entry.definition.lines().filter(|line| !is_ours(line)).map(str::to_owned).collect();
+        let all = entry.definition.lines().map(str::to_owned);
+        // The bodies of others may hold anything.
+        let has_ours = ["TABLE", "INDEX", "CONSTRAINT", "TRIGGER", "RULE"].contains(&entry.kind.as_str());
+        let mut lines: Vec<String> = all.filter(|line| !has_ours || !is_ours(line) && !line.is_empty()).collect();
         // Rights are printed in the order in which they were given.
         if entry.kind.ends_with("ACL") {
             lines.sort();

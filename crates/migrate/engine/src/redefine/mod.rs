@@ -47,7 +47,7 @@ use stillpoint_migrate_apply::partial_tables::PartialTables;
 use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
 use stillpoint_migrate_apply::throttle::Throttle;
 use stillpoint_migrate_apply::{BARRIER_TIMEOUT, Error, Feed, Follower, Plan};
-use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, identifier, literal, text};
+use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, identifier, literal, number, text};
 use table_shape::TableShape;
 
 /// Attempts to find a moment at which no definition changes.
@@ -602,15 +602,17 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             return Ok(None);
         }
         let sql = format!(
-            "SELECT e.enumlabel, format('%I.%I', n.nspname, t.typname) FROM pg_enum e JOIN pg_type t ON t.oid = e.enumtypid \
-             JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = {} AND t.typname = {} ORDER BY e.enumsortorder",
+            "SELECT e.enumlabel, e.oid, format('%I.%I', n.nspname, t.typname) FROM pg_enum e JOIN pg_type t ON t.oid = \
+             e.enumtypid JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = {} AND t.typname = {} ORDER BY \
+             e.enumsortorder",
             literal(&entry.schema),
             literal(&entry.tag)
         );
         let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
         let (wanted, there) = (asking.query(&sql).await?, self.target.query(&sql).await?);
-        let labels = |rows: &[Vec<Option<String>>]| rows.iter().map(|row| text(row, 0)).collect::<Vec<_>>();
-        let (wanted, there, name) = (labels(&wanted), labels(&there), wanted.first().map(|row| text(row, 1)));
+        let name = wanted.first().map(|row| text(row, 2));
+        let wanted: Vec<(String, u32)> = wanted.iter().map(|row| (text(row, 0), number(row, 1))).collect();
+        let there: Vec<String> = there.iter().map(|row| text(row, 0)).collect();
         Ok(name.map(|name| label_statements(&name, &wanted, &there)))
     }
 
@@ -682,26 +684,34 @@ fn refuse_others(changes: &[String], options: &Options) -> Result<(), Error> {
     catalogs::fail_if_changed(changes.iter().filter(of).cloned().collect())
 }
 
-/// Statements that bring an enum's labels to `wanted`, which holds those that are there in the same order; renamed ones are
-/// found by their place if no label was added.
-fn label_statements(name: &str, wanted: &[String], there: &[String]) -> String {
-    if wanted.len() == there.len() {
-        let renamed = there.iter().zip(wanted).filter(|(old, new)| old != new);
-        let rename = |(old, new): (&String, &String)| {
-            format!("ALTER TYPE {name} RENAME VALUE {} TO {}; ", literal(old), literal(new))
-        };
-        return renamed.map(rename).collect();
-    }
-    let mut statements = String::new();
-    for (at, label) in wanted.iter().enumerate().filter(|(_, label)| !there.contains(label)) {
+/// Statements that bring an enum's labels to `wanted`, each with its number on the source. No label is ever dropped, so each one
+/// that only the target has was renamed; of the labels that only the source has, the renamed ones have the lowest numbers.
+fn label_statements(name: &str, wanted: &[(String, u32)], there: &[String]) -> String {
+    let is_wanted = |label: &String| wanted.iter().any(|(known, _)| known == label);
+    let old: Vec<&String> = there.iter().filter(|label| !is_wanted(label)).collect();
+    let mut new: Vec<&(String, u32)> = wanted.iter().filter(|(label, _)| !there.contains(label)).collect();
+    new.sort_by_key(|(_, number)| *number);
+    let renamed: Vec<&String> = new.iter().take(old.len()).map(|(label, _)| label).collect();
+    // In the order of the type again.
+    let in_order = wanted.iter().map(|(label, _)| label).filter(|label| renamed.contains(label));
+    let rename = |(old, new): (&&String, &String)| {
+        format!("ALTER TYPE {name} RENAME VALUE {} TO {}; ", literal(old), literal(new))
+    };
+    let mut statements: String = old.iter().zip(in_order).map(rename).collect();
+    let mut present: Vec<&String> = there.iter().filter(|label| is_wanted(label)).chain(renamed).collect();
+    for (at, (label, _)) in wanted.iter().enumerate().filter(|(_, (label, _))| !there.contains(label)) {
+        if present.contains(&label) {
+            continue;
+        }
         let place = match at.checked_sub(1) {
-            Some(before) => format!("AFTER {}", literal(&wanted[before])),
+            Some(before) => format!("AFTER {}", literal(&wanted[before].0)),
             None => wanted
                 .iter()
-                .find(|label| there.contains(label))
-                .map_or(String::new(), |label| format!("BEFORE {}", literal(label))),
+                .find(|(label, _)| present.contains(&label))
+                .map_or(String::new(), |(label, _)| format!("BEFORE {}", literal(label))),
         };
         statements += &format!("ALTER TYPE {name} ADD VALUE IF NOT EXISTS {} {place}; ", literal(label));
+        present.push(label);
     }
     statements
 }
@@ -745,4 +755,32 @@ async fn keep_shapes(target: &mut Link, shapes: &[TableShape]) -> Result<(), Err
 pub(crate) async fn keep_first_shapes(from: &mut Link, target: &mut Link) -> Result<(), Error> {
     let shapes = table_shape::read(from).await?;
     keep_shapes(target, &shapes).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_that_were_renamed_are_told_from_new_ones() {
+        let of =
+            |labels: &[(&str, u32)]| labels.iter().map(|(label, oid)| ((*label).to_owned(), *oid)).collect::<Vec<_>>();
+        let there = ["ok", "bad"].map(str::to_owned);
+        let made = |labels: &[(&str, u32)]| label_statements("m", &of(labels), &there);
+        assert_eq!(made(&[("ok", 1), ("bad", 3)]), "");
+        assert_eq!(
+            made(&[("ok", 1), ("worse", 3), ("worst", 4)]),
+            "ALTER TYPE m RENAME VALUE 'bad' TO 'worse'; \
+             ALTER TYPE m ADD VALUE IF NOT EXISTS 'worst' AFTER 'worse'; "
+        );
+        assert_eq!(
+            made(&[("best", 8), ("ok", 1), ("new", 6), ("worse", 3)]),
+            "ALTER TYPE m RENAME VALUE 'bad' TO 'worse'; \
+             ALTER TYPE m ADD VALUE IF NOT EXISTS 'best' BEFORE 'ok'; ALTER TYPE m ADD VALUE IF NOT EXISTS 'new' AFTER 'ok'; "
+        );
+        assert_eq!(
+            made(&[("a", 1), ("b", 3)]),
+            "ALTER TYPE m RENAME VALUE 'ok' TO 'a'; ALTER TYPE m RENAME VALUE 'bad' TO 'b'; "
+        );
+    }
 }

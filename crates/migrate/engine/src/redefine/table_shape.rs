@@ -45,6 +45,10 @@ pub(crate) struct TableShape {
     checks: BTreeMap<String, String>,
     /// Storage parameters.
     options: String,
+    /// True if row security holds for the owner too.
+    forced: bool,
+    /// Its replica identity as ALTER TABLE names it.
+    identity: String,
 }
 
 /// Reads the shape of each table whose rows are moved, those of partitioned tables before their partitions.
@@ -68,7 +72,10 @@ pub(crate) async fn read(link: &mut Link) -> Result<Vec<TableShape>, Error> {
              d.adnum = a.attnum WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '[]'), \
              'checks', coalesce((SELECT jsonb_object_agg(k.conname, pg_get_constraintdef(k.oid)) FROM pg_constraint k \
              WHERE k.conrelid = c.oid AND k.contype = 'c' AND k.conislocal AND k.convalidated), '{{}}'), \
-             'options', coalesce(array_to_string(c.reloptions, ', '), '')) \
+             'options', coalesce(array_to_string(c.reloptions, ', '), ''), 'forced', c.relforcerowsecurity, \
+             'identity', CASE c.relreplident WHEN 'f' THEN 'FULL' WHEN 'n' THEN 'NOTHING' WHEN 'i' THEN coalesce((SELECT \
+             format('USING INDEX %I', x.relname) FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid WHERE \
+             i.indrelid = c.oid AND i.indisreplident), 'NOTHING') ELSE 'DEFAULT' END) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND \
              c.relpersistence = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} \
              ORDER BY (SELECT count(*) FROM pg_partition_ancestors(c.oid)), c.relispartition, c.oid"
@@ -245,6 +252,14 @@ impl TableShape {
         }
         if self.options != target.options {
             statements.extend(parameters(&format!("ALTER TABLE {table} "), &target.options, &self.options));
+        }
+        if self.forced != target.forced {
+            let word = if self.forced { "FORCE" } else { "NO FORCE" };
+            statements.push(format!("ALTER TABLE {table} {word} ROW LEVEL SECURITY"));
+        }
+        // Where the source's is the same as before, the target's may be another one for the time of the migration.
+        if whole && before.is_some_and(|before| before.identity != self.identity) && self.identity != target.identity {
+            statements.push(format!("ALTER TABLE {table} REPLICA IDENTITY {}", self.identity));
         }
         for (name, check) in self.checks.iter().filter(|(name, check)| whole && target.checks.get(*name) != Some(check))
         {
