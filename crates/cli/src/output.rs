@@ -215,6 +215,9 @@ impl Output {
                 self.current_work().remove(&event.target.unwrap_or(1));
                 self.warn(format_args!("target {target} is dropped: {reason}"));
             }
+            EventKind::Migrate(migrate::Event::SlotMade { slot, position }) => {
+                self.note(format_args!("slot {slot} is made on the target; its reader goes on there from {position}"));
+            }
             EventKind::Migrate(migrate::Event::Redefining { changes }) => {
                 self.note(format_args!("definitions changed, and are repeated: {}", listed(changes, String::clone)));
             }

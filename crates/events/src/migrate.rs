@@ -68,6 +68,13 @@ pub enum Event {
         /// Reason.
         reason: String,
     },
+    /// A slot of another reader was made on the target.
+    SlotMade {
+        /// Its name.
+        slot: String,
+        /// Position in the target's log at which it begins.
+        position: String,
+    },
     /// Clients are connected to the other side.
     SwitchedOver {
         /// Microseconds for which clients were paused.

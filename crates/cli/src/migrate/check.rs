@@ -42,6 +42,10 @@ pub(crate) struct MigrationArgs {
     /// Accept that `fallback` is not possible, for a target without a logical log.
     #[arg(long)]
     no_fallback: bool,
+    /// Make the logical slots of other readers (Debezium and the like) on the target before any client writes there, and
+    /// move clients only when the readers have confirmed what the source had written by then.
+    #[arg(long)]
+    move_slots: bool,
 }
 
 impl MigrationArgs {
@@ -61,6 +65,7 @@ impl MigrationArgs {
             };
         }
         options.roles = self.roles;
+        options.move_slots = self.move_slots;
         options.accepted = AcceptedRestrictions {
             unlogged_empty: self.unlogged_empty,
             no_fallback: self.no_fallback,

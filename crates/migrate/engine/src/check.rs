@@ -8,7 +8,7 @@ use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
-use crate::{Capture, Options, definitions, fence, owner, rehearsal, roles, server_settings};
+use crate::{Capture, Options, definitions, fence, moved_slots, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
 use std::time::Instant;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
@@ -82,6 +82,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
     report_tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
     check_large_objects(&mut link, options, &mut findings).await?;
+    check_slots(&mut link, options, &mut targets, &mut findings).await?;
     check_names_are_text(&mut link, &inventory, &mut findings).await?;
     match replication_objects::check_ownership(&mut link, replication_objects::SCHEMA).await {
         Err(Error::Refused(why)) => refuse(&mut findings, "schema", replication_objects::SCHEMA, why.join("; ")),
@@ -258,6 +259,39 @@ async fn check_large_objects(link: &mut Link, options: &Options, findings: &mut 
             Verdict::Moved,
             format!("{note}, in the pause too"),
         ));
+    }
+    Ok(())
+}
+
+/// Adds a finding about each logical slot of another reader.
+async fn check_slots(
+    link: &mut Link,
+    options: &Options,
+    targets: &mut [Link],
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    const KIND: &str = "replication slot";
+    let of_others = moved_slots::OF_OTHERS;
+    let slots = link.query(&format!("SELECT s.slot_name, s.plugin FROM pg_replication_slots s WHERE {of_others}")).await?;
+    for slot in slots {
+        let (name, plugin) = (text(&slot, 0), text(&slot, 1));
+        if !options.move_slots {
+            let note = "its reader must start again on the target; with --move-slots it is made there";
+            findings.push(Finding::new(KIND, name, Verdict::NotMoved, note));
+            continue;
+        }
+        let mut obstacle = None;
+        for there in targets.iter_mut() {
+            obstacle = obstacle.or(moved_slots::obstacle(there, &name, &plugin).await?);
+        }
+        match obstacle {
+            Some(why) => refuse(findings, KIND, name, why),
+            None => {
+                let note = "made on the target before the switch-over: its reader goes on there from the slot's beginning, and \
+                            gets the last changes before the switch twice";
+                findings.push(Finding::new(KIND, name, Verdict::Moved, note));
+            }
+        }
     }
     Ok(())
 }
@@ -554,12 +588,6 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
         Verdict::Refused,
         "SELECT s.subname::text, 'changes that it receives would arrive only on the source; drop it first' FROM \
          pg_subscription s JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database()",
-    ),
-    (
-        "replication slot",
-        Verdict::NotMoved,
-        "SELECT slot_name::text, 'its reader must start again on the target' FROM pg_replication_slots WHERE database \
-         = current_database() AND slot_name !~ '^stillpoint_'",
     ),
     (
         "prepared transaction",

@@ -131,6 +131,9 @@ pub struct Record {
     /// Roles that this migration made on the target; they are removed with the database.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) made_roles: Vec<String>,
+    /// Slots of other readers that were made on the target, or are about to be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) moved_slots: Vec<String>,
     /// Handling of the roles that the database needs.
     #[serde(default)]
     pub(crate) roles: Roles,
@@ -463,6 +466,7 @@ mod tests {
             phase: Phase::Begun,
             made_database: false,
             made_roles: Vec::new(),
+            moved_slots: Vec::new(),
             roles: Roles::Check,
             way_back: true,
             claimed: false,

@@ -83,6 +83,7 @@ mod hold;
 mod journal;
 mod large_objects;
 mod materialized_views;
+mod moved_slots;
 mod multi_target;
 mod object_names;
 mod options;

@@ -70,6 +70,8 @@ pub struct Options {
     pub hooks: SwitchHooks,
     /// True if materialized views are refreshed once more inside the pause.
     pub refresh_at_switch: bool,
+    /// True if logical slots of other readers are made on the target too.
+    pub move_slots: bool,
     /// Source of captured changes; `None` lets the check decide.
     pub capture: Option<Capture>,
     /// Order in which statements are repeated, if they are captured.
@@ -109,6 +111,7 @@ impl Options {
             hold: false,
             hooks: SwitchHooks::default(),
             refresh_at_switch: false,
+            move_slots: false,
             capture: None,
             schedule: Schedule::Lsir,
             roles: Roles::default(),

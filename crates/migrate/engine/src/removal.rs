@@ -66,6 +66,9 @@ pub(crate) async fn drop_databases(options: &Options, record: &Record) -> Result
 pub(crate) async fn drop_database(target: &Server, record: &Record, number: usize) -> Result<(), Error> {
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     replication_objects::drop_slot(&mut link, &record.back_slot()).await?;
+    for slot in &record.moved_slots {
+        replication_objects::drop_slot(&mut link, slot).await?;
+    }
     definitions::terminate_makers(target, &mut link).await?;
     let name = identifier(&target.database);
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;

@@ -23,7 +23,7 @@ use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, retry_until_takeover};
 use crate::replica_triggers::ReplicaTriggers;
-use crate::{Roles, fence, roles};
+use crate::{Roles, fence, moved_slots, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
 use stillpoint_migrate_apply::inventory::Inventory;
@@ -155,6 +155,7 @@ pub(crate) async fn prepare(
     mut following: FollowState,
     direction: &Direction,
     witness: Option<Witness>,
+    reporter: &Reporter,
 ) -> Result<Prepared, Error> {
     // From here on, every delay would be part of the pause.
     following.controller = None;
@@ -175,6 +176,9 @@ pub(crate) async fn prepare(
     }
     if direction.creates_roles(options) {
         create_roles(options, journal).await?;
+    }
+    if options.move_slots && direction.side() == Side::Target {
+        moved_slots::make(options, journal, &mut from, &mut to, reporter).await?;
     }
     let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";

@@ -10,6 +10,7 @@ mod ddl_changes;
 mod definitions;
 mod faults;
 mod hold;
+mod moved_slots;
 mod operators;
 mod redefinition;
 mod regress;
