@@ -236,8 +236,10 @@ fn place(table: &Table, first: usize) -> String {
             )
         }
     });
+    // Rows without a value that is sent are all equal.
     let parts: Vec<String> = parts.collect();
-    format!("ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)", table.def.qualified(), parts.join(" AND "))
+    let condition = if parts.is_empty() { "true".to_owned() } else { parts.join(" AND ") };
+    format!("ctid = (SELECT ctid FROM ONLY {} WHERE {condition} LIMIT 1)", table.def.qualified())
 }
 
 #[cfg(test)]

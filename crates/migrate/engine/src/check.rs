@@ -272,7 +272,8 @@ async fn check_slots(
 ) -> Result<(), Error> {
     const KIND: &str = "replication slot";
     let of_others = moved_slots::OF_OTHERS;
-    let slots = link.query(&format!("SELECT s.slot_name, s.plugin FROM pg_replication_slots s WHERE {of_others}")).await?;
+    let slots =
+        link.query(&format!("SELECT s.slot_name, s.plugin FROM pg_replication_slots s WHERE {of_others}")).await?;
     for slot in slots {
         let (name, plugin) = (text(&slot, 0), text(&slot, 1));
         if !options.move_slots {

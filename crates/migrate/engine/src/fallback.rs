@@ -264,7 +264,8 @@ impl<'m, 'j> Rollback<'m, 'j> {
         let Direction { from, to, .. } = &self.direction;
         refresh_before_switch(from, to, self.journal, self.reporter).await?;
         let (following, witness) = (take_state(&mut self.following)?, self.witness.clone());
-        let prepared = switch::prepare(self.options, self.journal, following, &self.direction, witness, self.reporter).await?;
+        let prepared =
+            switch::prepare(self.options, self.journal, following, &self.direction, witness, self.reporter).await?;
         self.prepared = Some(prepared);
         Ok(())
     }

@@ -50,12 +50,14 @@ pub(crate) async fn make(
         // Recorded before it is made: what is not there is not dropped either.
         journal.lock().update(|record| record.moved_slots.push(name.clone()))?;
         let plugin = literal(&plugin);
-        let make = format!("SELECT lsn FROM pg_create_logical_replication_slot({quoted}, {plugin}, false, '{two_phase}')");
-        let position = tokio::time::timeout(options.snapshot_limit, to.text(&make)).await.map_err(|_| Error::TimedOut {
-            what: format!("making slot {name} on the target"),
-            limit: options.snapshot_limit,
-            who: Vec::new(),
-        })??;
+        let make =
+            format!("SELECT lsn FROM pg_create_logical_replication_slot({quoted}, {plugin}, false, '{two_phase}')");
+        let position =
+            tokio::time::timeout(options.snapshot_limit, to.text(&make)).await.map_err(|_| Error::TimedOut {
+                what: format!("making slot {name} on the target"),
+                limit: options.snapshot_limit,
+                who: Vec::new(),
+            })??;
         reporter.report(migrate::Event::SlotMade { slot: name, position });
     }
     if slots.is_empty() { Ok(()) } else { wait_for_readers(options, from).await }

@@ -345,7 +345,8 @@ impl<'m, 'j> Migration<'m, 'j> {
         refresh_before_switch(&direction.from, &direction.to, self.journal, &self.reporter).await?;
         let following = take_state(&mut self.following)?;
         let witness = self.witness.clone();
-        self.prepared = Some(switch::prepare(&self.options, self.journal, following, &direction, witness, &self.reporter).await?);
+        self.prepared =
+            Some(switch::prepare(&self.options, self.journal, following, &direction, witness, &self.reporter).await?);
         Ok(())
     }
 

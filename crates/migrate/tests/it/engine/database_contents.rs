@@ -608,3 +608,42 @@ fn the_manual_page_lists_every_line() {
         assert!(page.contains(&row), "{row} is tested, and not listed");
     }
 }
+
+/// Tables without columns, or of generated columns only: no value of a row is in the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_without_a_value_arrive() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(Bench::start());
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.sql(
+        "shop",
+        "CREATE TABLE bare (); CREATE TABLE derived (a int GENERATED ALWAYS AS (1) STORED); \
+         INSERT INTO bare SELECT FROM generate_series(1, 9); INSERT INTO derived SELECT FROM generate_series(1, 9)",
+    );
+    let writing = Arc::clone(&bench);
+    let once = std::sync::Once::new();
+    let observer: Observer = Arc::new(move |event: Event| {
+        if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "catch-up") {
+            once.call_once(|| {
+                for table in ["bare", "derived"] {
+                    writing.source.sql("shop", &format!("INSERT INTO {table} SELECT FROM generate_series(1, 5)"));
+                    writing
+                        .source
+                        .sql("shop", &format!("DELETE FROM {table} WHERE ctid IN (SELECT ctid FROM {table} LIMIT 3)"));
+                }
+            });
+        }
+    });
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let count = "SELECT (SELECT count(*) FROM bare), (SELECT count(*) FROM derived), (SELECT sum(a) FROM derived)";
+    assert_eq!(bench.target.sql("shop", count), "11|11|11");
+    bench.target.sql(
+        "shop",
+        "DELETE FROM bare WHERE ctid IN (SELECT ctid FROM bare LIMIT 4); INSERT INTO derived DEFAULT VALUES",
+    );
+    fallback(&options, Arc::new(|_| {})).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(bench.source.sql("shop", count), "7|12|12");
+}

@@ -20,14 +20,17 @@ impl Reader {
     fn of(cluster: &Cluster) -> Reader {
         let file = cluster.socket_dir().join("received");
         let mut command = cluster.client("pg_recvlogical");
-        command.args(["-d", "shop", "-S", "feed", "--start", "-n", "-s", "1", "-o", "skip-empty-xacts=1", "-f"]).arg(&file);
+        command
+            .args(["-d", "shop", "-S", "feed", "--start", "-n", "-s", "1", "-o", "skip-empty-xacts=1", "-f"])
+            .arg(&file);
         Reader { child: command.stderr(Stdio::inherit()).spawn().unwrap(), file }
     }
 
     /// Numbers of the rows that it has received.
     fn received(&self) -> BTreeSet<u64> {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
-        let numbers = text.lines().filter_map(|line| line.split("table public.told: INSERT: id[integer]:").nth(1)?.parse().ok());
+        let numbers =
+            text.lines().filter_map(|line| line.split("table public.told: INSERT: id[integer]:").nth(1)?.parse().ok());
         numbers.collect()
     }
 
@@ -76,7 +79,8 @@ async fn a_reader_that_follows_the_clients_misses_nothing() {
     let (observer, events) = observer();
     let outcome = run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
-    let made = |kind: &EventKind| matches!(kind, EventKind::Migrate(migrate::Event::SlotMade { slot, .. }) if slot == "feed");
+    let made =
+        |kind: &EventKind| matches!(kind, EventKind::Migrate(migrate::Event::SlotMade { slot, .. }) if slot == "feed");
     assert!(events.lock().unwrap().iter().any(|event| made(&event.kind)));
     let mut received = first.end();
     let second = Reader::of(&bench.target);
@@ -104,12 +108,8 @@ async fn clients_stay_when_a_reader_does_not_follow() {
     }
     let bench = bench();
     bench.source.sql("shop", "INSERT INTO told VALUES (1)");
-    let options = Options {
-        share: 0.0,
-        move_slots: true,
-        prepare_limit: Duration::from_millis(300),
-        ..bench.options("shop")
-    };
+    let options =
+        Options { share: 0.0, move_slots: true, prepare_limit: Duration::from_millis(300), ..bench.options("shop") };
     let failure = run(&options, observer().0).await.unwrap_err();
     let told = failure.to_string();
     assert!(told.contains("slot feed") && told.contains("no reader is connected"), "{told}");
