@@ -8,7 +8,7 @@ use crate::intake::SourceSnapshot;
 use std::collections::{HashMap, HashSet};
 use stillpoint_migrate_postgres::link::{Link, literal, number, text};
 
-/// What is recorded about such tables, by their numbers on the source.
+/// Records about such tables, by their numbers on the source.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PartialTables {
     /// Tables that are to be copied: no change of theirs is repeated.

@@ -3,7 +3,9 @@
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
 use crate::roles::Roles;
-use crate::state_files::{DEFINITIONS_EXTENSION, HOLDING, ORDER, copying_name, lock, peek, read, remove, try_lock};
+use crate::state_files::{
+    DEFINITIONS_EXTENSION, FILE_BYTES_MAX, HOLDING, ORDER, copying_name, lock, peek, read, remove, try_lock,
+};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -425,6 +427,16 @@ impl Journal {
         let (directory, name) = Directory::of_file(&path)?;
         directory.create(name)?;
         Ok(path)
+    }
+
+    /// Reads the dump of which a target was made.
+    ///
+    /// # Errors
+    /// There is no such file, or it cannot be read.
+    pub(crate) fn read_dump(&self, number: usize) -> Result<Vec<u8>, Error> {
+        let path = self.dump_path(number);
+        let (directory, name) = Directory::of_file(&path)?;
+        Ok(directory.read(name, FILE_BYTES_MAX)?)
     }
 
     /// Path of the definitions of which a target was made.

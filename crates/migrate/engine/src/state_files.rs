@@ -14,7 +14,7 @@ use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::Server;
 
 /// Maximum size in bytes of a journal or a file beside it; definitions of very many tables are large.
-const FILE_BYTES_MAX: u64 = 1 << 30;
+pub(crate) const FILE_BYTES_MAX: u64 = 1 << 30;
 /// Maximum size in bytes of a lock file, which holds a process id.
 const HOLDER_BYTES_MAX: u64 = 64;
 /// Extension of the file beside a journal that holds definitions.

@@ -42,6 +42,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_events::migrate;
+use stillpoint_host::kernel_files;
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
 use stillpoint_migrate_apply::partial_tables::PartialTables;
 use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
@@ -152,7 +153,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         reporter.report(migrate::Event::Redefining { changes: changes.clone() });
         let extensions =
             changes.iter().filter_map(|change| change.strip_prefix("changed extension ")).map(str::to_owned).collect();
-        let before = entries_of(&journal.lock().dump_path(number))?.into();
+        let before = entries(&journal.lock().read_dump(number)?)?.into();
         let shapes = kept_shapes(&mut target).await?;
         Ok(Some(Redefinition {
             options: options.clone(),
@@ -249,7 +250,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         }
         self.compare(&now, with_foreign_keys).await?;
         keep_shapes(&mut self.target, &now.shapes).await?;
-        let dump = std::fs::read(&now.file).map_err(|source| Error::Journal { path: now.file.clone(), source })?;
+        let dump = read_memory(&now.file)?;
         self.journal.lock().record_redefined(self.number, &dump, &now.definitions)?;
         self.source.query("ROLLBACK").await?;
         let tables = now.inventory.tables.len() as u64;
@@ -286,7 +287,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         let (from, to) = self.majors;
         definitions::dump(&options.source, from, to, Some(&snapshot), &file).await?;
         let shapes = table_shape::read(&mut holder).await?;
-        let entries = entries_of(&file)?;
+        let entries = entries(&read_memory(&file)?)?;
         Ok(SourceDefinitions { inventory, definitions, shapes, entries, file })
     }
 
@@ -430,7 +431,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             left.clear();
             let (_memory, file) = crate::rehearsal::memory_file()?;
             definitions::dump(&self.options.target, self.majors.1, self.majors.1, None, &file).await?;
-            let there = entries_of(&file)?;
+            let there = entries(&read_memory(&file)?)?;
             let changes = changes::between(&before, &now.entries, &there);
             let may_be_made = |entry: &&Entry| wanted(entry) && (whole || !OF_ALL_ROWS.contains(&entry.kind.as_str()));
             let mut tried = 0;
@@ -647,7 +648,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             for server in [&self.options.target, scratch.server()] {
                 let (_memory, file) = crate::rehearsal::memory_file()?;
                 definitions::dump(server, self.majors.1, self.majors.1, None, &file).await?;
-                let mut entries = entries_of(&file)?;
+                let mut entries = entries(&read_memory(&file)?)?;
                 entries.retain(|entry| !is_of_database(entry));
                 entries.retain(|entry| with_foreign_keys || !may_be_of_foreign_key(entry));
                 dumps.push(entries);
@@ -716,9 +717,14 @@ fn label_statements(name: &str, wanted: &[(String, u32)], there: &[String]) -> S
     statements
 }
 
-fn entries_of(file: &Path) -> Result<Vec<Entry>, Error> {
-    let bytes = std::fs::read(file).map_err(|source| Error::Journal { path: file.into(), source })?;
-    let mut entries = archive::read(&bytes)?;
+/// Reads a file in memory, by its path in `/proc`.
+fn read_memory(file: &Path) -> Result<Vec<u8>, Error> {
+    kernel_files::bytes(file).map_err(|source| Error::Journal { path: file.into(), source })
+}
+
+/// Definitions in an archive, without our own publications.
+fn entries(archive: &[u8]) -> Result<Vec<Entry>, Error> {
+    let mut entries = archive::read(archive)?;
     let is_ours = |entry: &Entry| {
         let publication = entry.tag.split(' ').next().unwrap_or_default();
         entry.kind.starts_with("PUBLICATION") && PUBLICATIONS.contains(&publication)

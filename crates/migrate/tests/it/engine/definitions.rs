@@ -116,7 +116,7 @@ async fn what_is_defined_in_mid_run_is_repeated_by_name() {
     }
 }
 
-/// What no dump of a database holds ends the migration by name.
+/// Definitions that no dump of a database holds end the migration by name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_repeated_ends_it_by_name() {
     if !available() {
