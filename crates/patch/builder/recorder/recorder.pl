@@ -5,7 +5,7 @@
 # If the file `defer` is there, calls are also put off: the result of a compilation or a link is a placeholder, one line
 # that names the record. A placeholder is made real when the build needs it: when it executes a program that it has
 # built, or reads a result with another tool. Small sources that the build has made are compiled at once: tests of the
-# configuration are among them.
+# configuration are among them. So are calls whose messages the rules hide: they try which of several ways compiles.
 use strict;
 
 my $own = '/stillpoint';
@@ -72,7 +72,7 @@ sub compiler {
     my $call = parsed(@arguments);
     my $is_compilation = $call->{c} && !$call->{stops};
     my $record = record($response);
-    if ($deferring && !$call->{stops} && !$call->{scratch}) {
+    if ($deferring && !$call->{stops} && !$call->{scratch} && !is_trial()) {
         put_off_compilation($record, $call) if $is_compilation;
         put_off_link($record, $call)        if !$call->{c};
     }
@@ -108,6 +108,22 @@ sub put_off_link {
     write_inputs($record, @inputs);
     write_placeholder($call->{o} // 'a.out', 0755, $record) or return;
     exit 0;
+}
+
+# Returns true if the messages of this call go nowhere, or to a new file: the rules try if it succeeds. The scripts of
+# libtool compile a second object without messages.
+sub is_trial {
+    my @nowhere = stat '/dev/null';
+    my @messages = stat STDERR or return 0;
+    my $is_hidden = -c _ ? @nowhere && $messages[6] == $nowhere[6] : -f _ && $messages[3] && !$messages[7];
+    return $is_hidden && !is_called_by(qr/--mode=compile/);
+}
+
+# Returns true if the command line of the calling process matches.
+sub is_called_by {
+    my ($pattern) = @_;
+    open my $parent, '<', '/proc/' . getppid . '/cmdline' or return 0;
+    return join('', <$parent>) =~ $pattern;
 }
 
 # Returns true for a library that the rules load into a running program: it is linked at once.
@@ -178,10 +194,7 @@ sub index_or_strip {
 # Runs a tool that reads objects, programs or libraries.
 sub reader {
     # Meson compares the symbols of a library with those before, to save links; it goes on where there are none.
-    if (open my $parent, '<', '/proc/' . getppid . '/cmdline') {
-        my $line = join '', <$parent>;
-        exit 1 if $line =~ /symbolextractor/ && grep { placeholder($_) } @ARGV;
-    }
+    exit 1 if is_called_by(qr/symbolextractor/) && grep { placeholder($_) } @ARGV;
     my (undef, @arguments) = expanded(@ARGV);
     my $call = $kind =~ /^ld/ ? parsed(@arguments) : { inputs => [grep { !/^-/ } @arguments] };
     materialize($_) for @{ $call->{inputs} }, libraries($call);

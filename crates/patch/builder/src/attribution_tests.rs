@@ -590,6 +590,31 @@ fn results_that_the_rules_need_are_made() {
     }
 }
 
+/// Tries which of several numbers compiles, as a unit and as a program, without showing messages; a script of libtool's kind compiles
+/// without messages too.
+const TRIES: &str = "build:
+    for number in 200 100; do \\
+      if gcc -Werror -DLIMIT=$$number -o trial src/main.c src/clamp.c >trial.out 2>&1; then \\
+        echo \"#define TRIED $$number\" >tried.h; break; fi; done
+    if gcc -Werror -DLIMIT=300 -c -o trial.o src/clamp.c 2>/dev/null; then echo '#define WIDE' >>tried.h; fi
+    grep -q 'TRIED 100' tried.h && echo '#define WIDE' >>tried.h
+    gcc -O2 -c -o main.o src/main.c && gcc -O2 -include tried.h -c -o clamp.o src/clamp.c
+    echo 'shift; \"$$@\" 2>/dev/null' >script
+    sh script --mode=compile gcc -O2 -c -o other.o src/other.c
+    $(LINK) -o prog main.o clamp.o";
+
+#[test]
+fn calls_of_which_the_rules_ask_if_they_succeed_are_made() {
+    for package in Package::both("calls_of_which_the_rules_ask_if_they_succeed_are_made", TRIES) {
+        let made = fs::read_to_string(package.path("tree/tried.h")).unwrap();
+        assert_eq!(made, fs::read_to_string(package.programs().join("tried.h")).unwrap());
+        assert_eq!(made, "#define TRIED 100\n#define WIDE\n");
+        assert_patches(package.patch("prog", FIX), &["clamp"]);
+        let is_object = |name: &str| fs::read(package.path("tree").join(name)).unwrap().starts_with(b"\x7fELF");
+        assert_eq!(is_object("other.o"), !package.is_deferred, "nothing needs it");
+    }
+}
+
 /// Joins a member that it extracts from a library with other objects, and removes what it extracted.
 const JOINED: &str = "build:
     cp src/clamp.c made.c && touch -d 'next hour' made.c && gcc -O2 -Isrc -c -o made.o made.c && ar cr libone.a made.o
