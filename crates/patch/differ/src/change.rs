@@ -47,7 +47,7 @@ pub(crate) fn find(
     // those that still have a pair are refused already
     let resized: BTreeSet<usize> = unit.resized().into_iter().map(|(new, _)| new).collect();
     for variable in unit.variables().filter(|variable| !resized.contains(variable)) {
-        match self_contained(unit, &pair, variable) {
+        match self_contained(unit, &pair, variable, changed.is_empty()) {
             Some(Refusal::DataChanged { .. }) if options.in_place && kind_of(pair.new, variable) == "constant" => {
                 data.constants.push(variable);
             }
@@ -113,8 +113,8 @@ fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
     }
 }
 
-/// Checks that a variable of the running program is unchanged.
-fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Option<Refusal> {
+/// Checks that a variable of the running program is unchanged. `is_code_same` if no function of the unit changed.
+fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize, is_code_same: bool) -> Option<Refusal> {
     let old = unit.older(variable)?;
     let (one, other) = (&pair.old.symbols[old], &pair.new.symbols[variable]);
     if other.name.starts_with("DW.ref.") {
@@ -145,6 +145,12 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
         return changed(format!("{} bytes", one.size), format!("{} bytes", other.size));
     }
     let loose = |kind: &str| kind == "zero" || kind == "initialised";
+    // New code only reads what became constant. What is constant in the program can get no writer where no code changed.
+    let is_only_qualified =
+        loose(kinds.0) && kinds.1 == "constant" || kinds.0 == "constant" && loose(kinds.1) && is_code_same;
+    if is_only_qualified && pair.constant_equal(old, variable) {
+        return None;
+    }
     if kinds.0 != kinds.1 && !(loose(kinds.0) && loose(kinds.1)) {
         return changed(kinds.0.to_owned(), kinds.1.to_owned());
     }

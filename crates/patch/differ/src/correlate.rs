@@ -2,10 +2,11 @@
 //!
 //! A wrong pair of *functions* does no harm, since callers are compared under the same pairing. A wrong pair of
 //! *variables* would mix their states. So a static whose name has a number of the compiler is paired by its use in
-//! equal code, or else by its stem and its users, or not at all.
+//! equal code, or else by its stem and its users, or by the function that declares it, or not at all.
 
 use crate::object_file::{Home, Nature, Object, Site, SymbolType};
 use crate::symbol_names;
+use crate::types::Scopes;
 use crate::unnamed_types::{self, Classes, Closures};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -68,8 +69,8 @@ impl Correlation {
         Correlation { to_old, ..Correlation::default() }
     }
 
-    /// Pairs the symbols of `new` with those of `old`.
-    pub(crate) fn between(old: &Object<'_>, new: &Object<'_>, closures: [&Closures; 2]) -> Self {
+    /// Pairs the symbols of `new` with those of `old`. Closures and scopes are those of the older object, then of the newer one.
+    pub(crate) fn between(old: &Object<'_>, new: &Object<'_>, closures: [&Closures; 2], scopes: [&Scopes; 2]) -> Self {
         let mut found = Correlation::default();
         let mut classes = Classes::between((old, closures[0]), (new, closures[1]));
         found.left = std::mem::take(&mut classes.left);
@@ -77,7 +78,7 @@ impl Correlation {
         found.pair_clones(old, new, &classes);
         found.pair_unnamed(old, new, &classes);
         found.pair_initialisers(old, new);
-        found.pair_numbered(old, new);
+        found.pair_numbered(old, new, scopes);
         found.pair_same_locals(old, new, &classes);
         found.pair_constants(old, new);
         found
@@ -196,7 +197,7 @@ impl Correlation {
         }
     }
 
-    fn pair_numbered(&mut self, old: &Object<'_>, new: &Object<'_>) {
+    fn pair_numbered(&mut self, old: &Object<'_>, new: &Object<'_>, scopes: [&Scopes; 2]) {
         self.pair_by_equal_code(old, new);
         let (old_users, new_users) = (users(old), users(new));
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
@@ -212,8 +213,16 @@ impl Correlation {
         for (index, class) in defined(new).filter(|(i, c)| unpaired(i, c)).collect::<Vec<_>>() {
             left.entry((symbol_names::stem(new.symbols[index].name), class)).or_default().1.push(index);
         }
+        let declares = |object: &Object<'_>, scopes: &Scopes, index: usize| match object.symbols[index].home {
+            Home::Section(section) => scopes.at(section, object.symbols[index].value).map(str::to_owned),
+            _ => None,
+        };
+        let is_declared_alike = |one: usize, other: usize| {
+            let scope = declares(old, scopes[0], one);
+            scope.is_some() && scope == declares(new, scopes[1], other)
+        };
         for (olds, news) in left.into_values() {
-            self.pair_by_users(&olds, &news, &old_users, &new_users);
+            self.pair_by_users(&olds, &news, [&old_users, &new_users], &is_declared_alike);
         }
     }
 
@@ -239,7 +248,14 @@ impl Correlation {
         }
     }
 
-    fn pair_by_users(&mut self, olds: &[usize], news: &[usize], old_users: &Users, new_users: &Users) {
+    /// Pairs variables that one function uses; of several, those that one function declares.
+    fn pair_by_users(
+        &mut self,
+        olds: &[usize],
+        news: &[usize],
+        [old_users, new_users]: [&Users; 2],
+        is_declared_alike: &dyn Fn(usize, usize) -> bool,
+    ) {
         let none = BTreeSet::new();
         let shares = |old: usize, new: usize| {
             let (a, b) = (old_users.get(&old).unwrap_or(&none), new_users.get(&new).unwrap_or(&none));
@@ -253,11 +269,27 @@ impl Correlation {
                     self.to_old.insert(new, *one);
                 }
                 _ => {
-                    self.ambiguous.insert(new, related);
+                    let mut alike = related.iter().filter(|old| is_declared_alike(**old, new));
+                    let is_only = |old: usize| news.iter().filter(|new| is_declared_alike(old, **new)).count() == 1;
+                    match (alike.next(), alike.next()) {
+                        (Some(&one), None) if is_only(one) => {
+                            self.ambiguous.remove(&new);
+                            self.to_old.insert(new, one);
+                        }
+                        _ => drop(self.ambiguous.insert(new, related)),
+                    }
                 }
             }
         }
     }
+}
+
+/// Returns true if an object has several statics that only a number of the compiler tells apart.
+pub(crate) fn has_namesakes(object: &Object<'_>) -> bool {
+    let names = defined(object).filter(|(_, class)| *class != Class::Code).map(|(index, _)| object.symbols[index].name);
+    let numbered = names.filter(|name| symbol_names::is_numbered(name) && !symbol_names::is_anonymous(name));
+    let mut stems = BTreeSet::new();
+    numbered.map(symbol_names::stem).any(|stem| !stems.insert(stem))
 }
 
 /// Returns the bytes of a constant that only its unit can reach and that refers to nothing.

@@ -1,12 +1,13 @@
 //! One translation unit in all its builds, and the mapping between their symbols.
 
 use crate::compare::Pair;
-use crate::correlate::Correlation;
+use crate::correlate::{self, Correlation};
 use crate::object_file::{Home, Nature, Object, SymbolType};
 use crate::shipped_unit::ShippedUnit;
 use crate::symbol_names;
 use crate::target::TargetElf;
-use crate::{Refusal, UnitInput, types, unnamed_types};
+use crate::types::{self, Scopes};
+use crate::{Refusal, UnitInput, unnamed_types};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One translation unit in all its builds.
@@ -84,15 +85,26 @@ impl<'a> Unit<'a> {
             true => types::closures(bytes).map_err(one),
             false => Ok(BTreeMap::new()),
         };
+        let scopes = |object: Option<&Object<'_>>, bytes: &[u8]| match object.is_some_and(correlate::has_namesakes) {
+            true => types::scopes(bytes).map_err(one),
+            false => Ok(Scopes::default()),
+        };
         let held = closures(before.as_ref(), input.before)?;
+        let held_scopes = scopes(before.as_ref(), input.before)?;
         let to_before = match (&before, &after) {
-            (Some(old), Some(new)) => Correlation::between(old, new, [&held, &closures(Some(new), input.after)?]),
+            (Some(old), Some(new)) => {
+                let new_scopes = scopes(Some(new), input.after)?;
+                let new_closures = closures(Some(new), input.after)?;
+                Correlation::between(old, new, [&held, &new_closures], [&held_scopes, &new_scopes])
+            }
             _ => Correlation::default(),
         };
         let mut to_shipped = match (&shipped, &before) {
             (Some(old), Some(new)) => {
                 let old = &old.object;
-                Correlation::between(old, new, [&closures(Some(old), input.shipped)?, &held])
+                let old_scopes = scopes(Some(old), input.shipped)?;
+                let old_closures = closures(Some(old), input.shipped)?;
+                Correlation::between(old, new, [&old_closures, &held], [&old_scopes, &held_scopes])
             }
             _ => Correlation::default(),
         };

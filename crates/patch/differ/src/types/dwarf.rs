@@ -298,17 +298,35 @@ impl<'a> Side<'a> {
                         }
                     }
                     dw::DW_TAG_variable => {
-                        let Some(AttributeValue::Exprloc(location)) = entry.attr_value(dw::DW_AT_location) else {
-                            continue;
-                        };
-                        if let Some((&op, address)) = location.0.slice().split_first()
-                            && op == dw::DW_OP_addr.0
-                            && let Ok(address) = address.try_into()
-                        {
-                            visit(die, u64::from_le_bytes(address))?;
+                        if let Some(address) = static_address(entry) {
+                            visit(die, address)?;
                         }
                     }
                     _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `visit` for every variable that has an address, with the innermost entry around it that has one of these tags.
+    pub(super) fn placed_within(
+        &self,
+        tags: &[gimli::DwTag],
+        mut visit: impl FnMut(Die, u64) -> Result<(), DebugInfoError>,
+    ) -> Result<(), DebugInfoError> {
+        for (index, unit) in self.units.iter().enumerate() {
+            let (mut entries, mut around) = (unit.entries(), Vec::<(isize, Die)>::new());
+            while let Some(entry) = entries.next_dfs()? {
+                while around.last().is_some_and(|(depth, _)| *depth >= entry.depth()) {
+                    around.pop();
+                }
+                if tags.contains(&entry.tag()) {
+                    around.push((entry.depth(), Die { unit: index, offset: entry.offset().0 }));
+                }
+                let address = static_address(entry).filter(|_| entry.tag() == dw::DW_TAG_variable);
+                if let (Some(address), Some((_, within))) = (address, around.last()) {
+                    visit(*within, address)?;
                 }
             }
         }
@@ -468,6 +486,14 @@ fn is_cxx(unit: &gimli::Unit<Reader<'_>>) -> bool {
         }
         _ => true,
     }
+}
+
+/// Returns the address of a variable whose location is one address.
+fn static_address(entry: &Entry<'_>) -> Option<u64> {
+    let Some(AttributeValue::Exprloc(location)) = entry.attr_value(dw::DW_AT_location) else { return None };
+    let (&op, address) = location.0.slice().split_first()?;
+    let address = address.try_into().ok().filter(|_| op == dw::DW_OP_addr.0)?;
+    Some(u64::from_le_bytes(address))
 }
 
 pub(super) fn is_aggregate(tag: gimli::DwTag) -> bool {

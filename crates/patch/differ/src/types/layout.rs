@@ -220,6 +220,10 @@ impl<'c, 'a> Comparison<'c, 'a> {
         for (before, after) in before.into_iter().zip(after) {
             alike &= self.same(before, after, label, depth + 1)?;
         }
+        if !alike {
+            alike = self.old.has_no_prototype(old)? && self.new.is_called_without_prototype(new)?
+                || self.new.has_no_prototype(new)? && self.old.is_called_without_prototype(old)?;
+        }
         let (before, after) = (self.old.type_of(old)?, self.new.type_of(new)?);
         Ok(self.same(before, after, label, depth + 1)? && alike)
     }

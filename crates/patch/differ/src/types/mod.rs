@@ -40,6 +40,7 @@ mod enumerations;
 mod layout;
 mod owners;
 mod references;
+mod scopes;
 mod shape;
 mod signature;
 
@@ -47,6 +48,7 @@ use crate::Refusal;
 use dwarf::{Sections, Side};
 use layout::Comparison;
 pub(crate) use owners::{Owners, owners};
+pub(crate) use scopes::{Scopes, scopes};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::TypeFact;
 

@@ -304,6 +304,30 @@ impl Side<'_> {
         Ok((types, open))
     }
 
+    /// Returns true for a function that is declared without its parameters, as C allows: `int f()`.
+    pub(super) fn has_no_prototype(&self, function: Die) -> Result<bool, DebugInfoError> {
+        let is_stated = self.entry(function)?.has_attr(dw::DW_AT_prototyped);
+        let (types, open) = self.parameters(function)?;
+        Ok(types.is_empty() && open && !is_stated && !self.is_cxx(function.unit()))
+    }
+
+    /// Returns true if callers that know a function without its parameters call it as others do: C promotes each small argument.
+    pub(super) fn is_called_without_prototype(&self, function: Die) -> Result<bool, DebugInfoError> {
+        /// Encodings of numbers that become `double`, if they are smaller.
+        const FLOATS: [u8; 2] = [dw::DW_ATE_float.0, dw::DW_ATE_complex_float.0];
+        let (types, open) = self.parameters(function)?;
+        let mut is_small = false;
+        for ty in types {
+            is_small |= match self.shape(ty)? {
+                Shape::Base { encoding, size } if FLOATS.contains(&encoding) => size < 8,
+                Shape::Base { size, .. } => size < 4,
+                Shape::Enumeration { die, .. } => self.extent(die)?.0 < 4,
+                _ => false,
+            };
+        }
+        Ok(!open && !is_small && !self.is_cxx(function.unit()))
+    }
+
     /// Returns true if no code writes to a variable of this type.
     pub(super) fn is_constant(&self, ty: Option<Die>) -> Result<bool, DebugInfoError> {
         let mut at = ty;

@@ -26,6 +26,7 @@ macro_rules! accepted_programs {
             constant
             constprop_clone
             constructor_present
+            data_made_constant
             data_written
             data_written_zero
             enumerator_added
@@ -84,6 +85,7 @@ macro_rules! accepted_programs {
             prologue_branch
             prologue_call
             prologue_rip_relative
+            prototype_added
             recursion
             removed_function
             section_attribute
@@ -104,6 +106,7 @@ macro_rules! accepted_programs {
             static_local_initialised
             static_local_renumbered
             static_local_same_name
+            static_local_same_name_inlined
             string_changed
             string_new
             string_tail
@@ -150,6 +153,7 @@ macro_rules! other_programs {
             comment_only
             const_changed_exported
             const_written_held
+            constant_made_data
             constructor_added
             data_changed
             data_changed_with_function
@@ -169,6 +173,7 @@ macro_rules! other_programs {
             member_reordered
             member_retyped
             nested_type_changed
+            prototype_added_small
             short_function_exported
             signature_in_table
             table_grown_given
