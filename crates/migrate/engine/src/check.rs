@@ -8,7 +8,7 @@ use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
-use crate::{Capture, Options, definitions, fence, moved_slots, owner, rehearsal, roles, server_settings};
+use crate::{Capture, Options, Roles, definitions, fence, moved_slots, owner, rehearsal, roles, server_settings};
 use std::collections::HashSet;
 use std::time::Instant;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
@@ -52,10 +52,11 @@ async fn examine(options: &Options) -> Result<Report, Error> {
     let wanted = options.targets().count() as i64;
     let (by, mut capture) = check_source(&mut link, options, wanted, &mut findings).await?;
     check_role_names(&mut link, "source", &mut findings).await?;
-    let (mut clusters, mut targets) = (Vec::new(), Vec::new());
+    let (mut clusters, mut targets, mut made_roles) = (Vec::new(), Vec::new(), Vec::new());
     for target in options.targets() {
         let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
         let mut of_target = Vec::new();
+        rehearsal::drop_remains(options, target).await?;
         let cluster = check_target(&mut link, &mut there, source, target, *accepted, &mut of_target).await?;
         if clusters.contains(&cluster) {
             refuse(&mut of_target, "server", "target", "this is the same cluster as another target");
@@ -67,6 +68,9 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         if link.text(superuser).await? == "on" && there.text(superuser).await? == "on" {
             server_settings::compare(&mut link, &mut there, &mut of_target).await?;
             roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
+            if options.roles == Roles::Create {
+                made_roles.extend(roles::missing(source, target).await?);
+            }
         }
         if wanted > 1 {
             of_target.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));
@@ -74,7 +78,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         findings.extend(of_target);
         targets.push(there);
     }
-    check_object_columns(source, &mut targets, by == Capture::Log, &mut findings).await?;
+    check_object_columns(source, &mut targets, &made_roles, by == Capture::Log, &mut findings).await?;
     let mut inventory = Inventory::read(&mut link).await?;
     let plain = inventory.measure(&mut link).await?;
     let can = capturable(&link.query(&QUESTION).await?);
@@ -577,6 +581,15 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
         "SELECT n.nspname || '.' || p.oid::regprocedure, 'its definition is moved' FROM pg_proc p JOIN pg_namespace n \
          ON n.oid = p.pronamespace WHERE {user} AND NOT EXISTS (SELECT FROM pg_depend x WHERE x.classid = \
          'pg_proc'::regclass AND x.objid = p.oid AND x.deptype = 'e')",
+    ),
+    (
+        "transaction number",
+        Verdict::NotMoved,
+        "SELECT {table} || '.' || a.attname, 'numbers of the source''s transactions (' || format_type(a.atttypid, NULL) || ') are \
+         copied as they are, and the target counts its own: reset what compares them with current ones' FROM pg_attribute a \
+         JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_type t ON t.oid = a.atttypid \
+         WHERE coalesce(nullif(t.typelem, 0), t.oid) IN (28, 5069, 2970, 5038) AND a.attnum > 0 AND NOT a.attisdropped \
+         AND c.relkind = 'r' AND {user}",
     ),
     (
         "publication",

@@ -1,6 +1,7 @@
 //! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` creates them; indexes and constraints follow after the
 //! rows.
 
+use crate::{extensions, fence};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -63,6 +64,10 @@ const ASYNCHRONOUS_COMMIT: (&str, &str) = ("synchronous_commit", "off");
 /// not there yet.
 const PRE_DATA_SETTINGS: [(&str, &str); 2] = [ASYNCHRONOUS_COMMIT, ("session_replication_role", "origin")];
 
+/// Kinds of entries of a dump's list that are about the database itself.
+const OF_DATABASE: [&str; 5] =
+    ["DATABASE - ", "DATABASE PROPERTIES - ", "ACL - DATABASE ", "COMMENT - DATABASE ", "SECURITY LABEL - DATABASE "];
+
 /// A definition that a target rejects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RejectedDefinition {
@@ -103,29 +108,48 @@ pub(crate) struct Dump<'d> {
 }
 
 impl Dump<'_> {
-    /// Creates the database with its types, tables and functions, without indexes.
+    /// Creates the database with its types, tables and functions, without indexes. Until [`fence::lift_read_only`], sessions of
+    /// others cannot write there.
     pub(crate) async fn create(&self) -> Result<(), Error> {
         // pg_restore connects to the database that the dump names by that name, and does not read the name as a connection
         // string.
-        let how = ["--create", "--section=pre-data", "--exit-on-error"];
-        run(self.restorer(&how, "postgres", &PRE_DATA_SETTINGS), RESTORE, "").await.map(drop)
+        let how = ["--create", "--use-list=/dev/stdin", "--exit-on-error"];
+        let list = self.entries(&OF_DATABASE).await?;
+        run(self.restorer(&how, "postgres", &PRE_DATA_SETTINGS), RESTORE, &list).await?;
+        // Before any extension is there: its background processes would act on rows that clients have on the source.
+        fence::make_read_only(self.target).await?;
+        self.create_relocated_extensions().await?;
+        let how = ["--section=pre-data", "--exit-on-error"];
+        let command = self.restorer(&how, &of_database(&self.target.database), &PRE_DATA_SETTINGS);
+        run(command, RESTORE, "").await.map(drop)
+    }
+
+    /// Creates extensions that the target has in another schema than the source.
+    async fn create_relocated_extensions(&self) -> Result<(), Error> {
+        let list = self.entries(&["EXTENSION - "]).await?;
+        if list.is_empty() {
+            return Ok(());
+        }
+        let script = self.print(&["--use-list=/dev/stdin", "--file=-"], &list).await?;
+        let mut to = Link::connect(self.target, Purpose::Statements, &PRE_DATA_SETTINGS).await?;
+        extensions::create_relocated(&mut to, &script).await
+    }
+
+    /// Returns the lines of the dump's list for entries of some kinds.
+    async fn entries(&self, kinds: &[&str]) -> Result<String, Error> {
+        // Without --create, the list lacks entries about the database itself.
+        let list = self.print(&["--create", "--list"], "").await?;
+        let is_of_them = |line: &&str| {
+            let entry = line.splitn(4, ' ').nth(3).unwrap_or_default();
+            kinds.iter().any(|kind| entry.starts_with(kind))
+        };
+        let list = list.lines().filter(|line| !line.starts_with(';')).filter(is_of_them);
+        Ok(list.collect::<Vec<_>>().join("\n"))
     }
 
     /// Returns a script that creates the database itself, with its settings and rights; it uses the name in the dump.
     pub(crate) async fn of_database_itself(&self) -> Result<String, Error> {
-        const KINDS: [&str; 5] = [
-            "DATABASE - ",
-            "DATABASE PROPERTIES - ",
-            "ACL - DATABASE ",
-            "COMMENT - DATABASE ",
-            "SECURITY LABEL - DATABASE ",
-        ];
-        let list = self.print(&["--list"], "").await?;
-        let is_of_it = |line: &&str| {
-            let entry = line.splitn(4, ' ').nth(3).unwrap_or_default();
-            KINDS.iter().any(|kind| entry.starts_with(kind))
-        };
-        let list = list.lines().filter(|line| !line.starts_with(';')).filter(is_of_it).collect::<Vec<_>>().join("\n");
+        let list = self.entries(&OF_DATABASE).await?;
         self.print(&["--create", "--use-list=/dev/stdin", "--file=-"], &list).await
     }
 
@@ -136,6 +160,11 @@ impl Dump<'_> {
 
     /// Creates types, tables and functions in an existing database, and returns those that it rejects.
     pub(crate) async fn attempt(&self) -> Result<Vec<RejectedDefinition>, Error> {
+        // The dump's own statement reports why it cannot be created.
+        match self.create_relocated_extensions().await {
+            Ok(()) | Err(Error::Server(ServerError::Sql { .. })) => {}
+            Err(error) => return Err(error),
+        }
         self.attempt_with("--section=pre-data", "").await
     }
 
@@ -231,8 +260,7 @@ impl DeferredDefinitions {
         for line in list.lines().filter(|line| !line.starts_with(';')) {
             // A line has: number in the dump, number of its catalog, its own number, and its kind.
             let is = |kind: &str| line.splitn(4, ' ').nth(3).is_some_and(|entry| entry.starts_with(kind));
-            let words = line.split(' ');
-            if is("PUBLICATION ") && words.into_iter().any(|word| PUBLICATIONS.contains(&word)) {
+            if is("PUBLICATION ") && line.split(' ').any(|word| PUBLICATIONS.contains(&word)) {
                 continue;
             }
             of_key = is("FK CONSTRAINT ") || of_key && is("COMMENT ");

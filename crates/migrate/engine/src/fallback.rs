@@ -237,11 +237,11 @@ impl<'m, 'j> Rollback<'m, 'j> {
         })
         .await?;
         let definitions = std::mem::take(&mut self.definitions);
-        let large_objects = LargeObjects::default();
+        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        let large_objects = LargeObjects::present(&mut source).await?;
         let state = FollowState { follower, inventory, definitions, large_objects, controller: None };
         let following = self.following.insert(state);
         catch_up(following, &mut target, self.reporter).await?;
-        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         following.large_objects.bring(&mut target, &mut source).await.map(drop)
     }
 

@@ -178,15 +178,58 @@ async fn begin_disabling(beside: &mut Link, database: &str) -> Result<String, Se
             read_only_settings_sql(database)
         ))
         .await?;
+    Ok(read_only_sql(database, &settings))
+}
+
+/// Statements that make sessions begin read-only, and keep the database's own setting, which is among `settings`, beside that.
+fn read_only_sql(database: &str, settings: &[Row]) -> String {
+    let name = identifier(database);
     let fence = format!("ALTER DATABASE {name} SET default_transaction_read_only = on; ");
-    Ok(match (own_read_only(&settings), settings.first()) {
+    match (own_read_only(settings), settings.first()) {
         // It is fenced already.
         (Some(_), _) => fence,
         (None, own) => {
             let own = own.map_or_else(String::new, |row| format!("={}", text(row, 1)));
             format!("ALTER DATABASE {name} SET {OWN_READ_ONLY} = {}; {fence}", literal(&own))
         }
-    })
+    }
+}
+
+/// Statements that restore the database's own read-only setting.
+fn restore_read_only_sql(name: &str, own: &str) -> String {
+    let own = own.strip_prefix('=').map(|value| format!("SET default_transaction_read_only = {}", literal(value)));
+    let own = own.unwrap_or_else(|| "RESET default_transaction_read_only".into());
+    format!("ALTER DATABASE {name} {own}; ALTER DATABASE {name} RESET {OWN_READ_ONLY}")
+}
+
+/// Makes sessions of others begin read-only in a database that clients will be moved to: what an extension's background processes
+/// do there, they also do on the side that clients are on, and it is repeated from there.
+pub(crate) async fn make_read_only(server: &Server) -> Result<(), Error> {
+    let mut beside = connect_for_fencing(server).await?;
+    let settings = beside.query(&read_only_settings_sql(&server.database)).await?;
+    beside.query(&read_only_sql(&server.database, &settings)).await?;
+    Ok(())
+}
+
+/// Undoes [`make_read_only`]; harmless if that is done already. Sessions that began before stay read-only, see
+/// [`end_background_sessions`].
+pub(crate) async fn lift_read_only(server: &Server) -> Result<(), Error> {
+    let mut beside = connect_for_fencing(server).await?;
+    let settings = beside.query(&read_only_settings_sql(&server.database)).await?;
+    if let Some(own) = own_read_only(&settings) {
+        beside.query(&restore_read_only_sql(&identifier(&server.database), &own)).await?;
+    }
+    Ok(())
+}
+
+/// Ends background processes of extensions that connected while the database was read-only: the server starts them again.
+pub(crate) async fn end_background_sessions(server: &Server) -> Result<(), ServerError> {
+    let sql = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = {} AND backend_type NOT IN ('client backend', \
+         'walsender', 'autovacuum worker', 'parallel worker') AND backend_type NOT LIKE 'logical replication%'",
+        literal(&server.database)
+    );
+    connect_beside(server).await?.query(&sql).await.map(drop)
 }
 
 /// Query for the database's read-only settings: name and value.
@@ -228,9 +271,7 @@ pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<Str
     let mut sql = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true");
     let settings = beside.query(&read_only_settings_sql(&server.database)).await?;
     if let Some(own) = own_read_only(&settings) {
-        let own = own.strip_prefix('=').map(|value| format!("SET default_transaction_read_only = {}", literal(value)));
-        let own = own.unwrap_or_else(|| "RESET default_transaction_read_only".into());
-        sql += &format!("; ALTER DATABASE {name} {own}; ALTER DATABASE {name} RESET {OWN_READ_ONLY}");
+        sql += &format!("; {}", restore_read_only_sql(&name, &own));
     }
     let (kept, lost) = restorable_grants(&mut beside, grants).await?;
     for Grant { to, by, by_owner, grantable } in kept {

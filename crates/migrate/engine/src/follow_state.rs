@@ -63,10 +63,10 @@ pub(crate) async fn follow(
         None => None,
     };
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let large_objects = LargeObjects::default();
+    let mut to = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    let large_objects = LargeObjects::present(&mut to).await?;
     let mut following = FollowState { follower, inventory, definitions, large_objects, controller };
     catch_up(&mut following, &mut link, reporter).await?;
-    let mut to = Link::connect(&options.target, Purpose::Statements, &[]).await?;
     following.large_objects.bring(&mut link, &mut to).await?;
     Ok(following)
 }

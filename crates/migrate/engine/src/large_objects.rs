@@ -60,6 +60,14 @@ impl LargeObjects {
         Ok(count.parse().unwrap_or(u64::MAX))
     }
 
+    /// Objects that the receiving side has already, each as one whose contents are not known: the first look of [`Self::bring`]
+    /// removes those that the other side does not have.
+    pub(crate) async fn present(to: &mut Link) -> Result<LargeObjects, Error> {
+        let rows = to.query("SELECT oid FROM pg_largeobject_metadata").await?;
+        let unknown = || ObjectState { mark: String::new(), bytes: 0 };
+        Ok(LargeObjects { known: rows.iter().map(|row| (number(row, 0), unknown())).collect() })
+    }
+
     /// Number of objects, and the sum of their sizes in bytes.
     pub(crate) fn size(&self) -> (usize, u64) {
         (self.known.len(), self.known.values().map(|state| state.bytes).sum())

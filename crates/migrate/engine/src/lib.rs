@@ -75,6 +75,7 @@ mod create;
 mod ddl_changes;
 mod definitions;
 mod estimate;
+mod extensions;
 mod fallback;
 mod fence;
 mod follow_state;

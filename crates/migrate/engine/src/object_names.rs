@@ -61,7 +61,7 @@ const ALIAS_TYPES: [AliasType; 11] = [
     alias(4191, "pg_collation", None),
 ];
 
-/// Checks the columns of all tables, for a limited time. `by_name` is false if the changes of rows carry names that only the
+/// Checks the columns of all tables, for a limited time. `made_roles` are those that a migration creates on the targets. `by_name` is false if the changes of rows carry names that only the
 /// writer's own session can read.
 ///
 /// # Errors
@@ -70,6 +70,7 @@ const ALIAS_TYPES: [AliasType; 11] = [
 pub(crate) async fn check_object_columns(
     source: &Server,
     there: &mut [Link],
+    made_roles: &[String],
     by_name: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
@@ -104,7 +105,7 @@ pub(crate) async fn check_object_columns(
                 Ok(row) => {
                     alias.judge(&name, &row, findings);
                     if alias.catalog == "pg_authid" {
-                        check_roles(there, &name, &text(&row, 3), findings).await?;
+                        check_roles(there, made_roles, &name, &text(&row, 3), findings).await?;
                     }
                 }
                 Err(_) => left.push(name),
@@ -174,10 +175,18 @@ fn of_plain_numbers(column: &str, row: &Row) -> Option<Finding> {
 }
 
 /// Refuses names of roles that a target does not have.
-async fn check_roles(there: &mut [Link], column: &str, names: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_roles(
+    there: &mut [Link],
+    made_roles: &[String],
+    column: &str,
+    names: &str,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
     for link in there {
         let known = link.query("SELECT rolname FROM pg_roles").await?;
-        let lacks = |name: &&str| !name.is_empty() && !known.iter().any(|row| text(row, 0) == **name);
+        let is_there =
+            |name: &str| known.iter().any(|row| text(row, 0) == name) || made_roles.iter().any(|role| role == name);
+        let lacks = |name: &&str| !name.is_empty() && !is_there(name);
         for name in names.split(',').filter(lacks) {
             refuse(findings, KIND, column, format!("it names role {name}, which the target does not have"));
         }

@@ -6,7 +6,9 @@
 //! with the same programs and statements, in a database of another name that is dropped afterwards. It reports each definition
 //! that fails.
 //!
-//! The name is derived from the database's name, so the next command finds and drops what a killed command left.
+//! The name is derived from the database's name, so the next command finds and drops what a killed command left. An extension may
+//! accept only a database of a certain name: then the rehearsal is repeated in a database of the real name, which a setting
+//! marks as ours.
 
 use crate::copy::{connect_for_copy, make_room, sample};
 use crate::create::statistics;
@@ -14,8 +16,9 @@ use crate::definitions::{self, Dump, RejectedDefinition, major};
 use crate::materialized_views::{self, MaterializedView};
 use crate::replica_triggers::ReplicaTriggers;
 use crate::report::{Finding, Report, Verdict, leave_out, refuse, short_message};
-use crate::{Options, catalogs, values};
+use crate::{Options, Roles, catalogs, roles, values};
 use rustix::fs::MemfdFlags;
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,6 +33,10 @@ const REHEARSAL_TIMEOUT: Duration = Duration::from_secs(180);
 const SAMPLE_TIMEOUT_MS: &str = "2000";
 /// Maximum number of definitions that are reported one by one.
 const REPORTED_MAX: usize = 30;
+/// Beginning of the names of databases for rehearsals.
+const SCRATCH_PREFIX: &str = "stillpoint_rehearsal_";
+/// Setting of a database that was made for a rehearsal.
+const REHEARSAL_MARK: &str = "stillpoint.rehearsal";
 /// First half of the key of the lock on rehearsals; the second half is derived from the database's name.
 const REHEARSAL_LOCK_KEY: i32 = 0x7374_7265;
 /// Time between two checks for clients that may wait for a lock of pg_dump.
@@ -78,25 +85,11 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
         leave_out(&mut findings, DEFINITIONS_KIND, name, "another command is rehearsing them on the target");
         return Ok(findings);
     };
-    let rehearsal = rehearse_on_scratch(options, &scratch, &mut findings);
-    let rehearsed = tokio::select! {
-        rehearsed = tokio::time::timeout(REHEARSAL_TIMEOUT, rehearsal) => rehearsed,
-        () = options.interrupt.notified() => Ok(Err(Error::Interrupted)),
-    };
-    drop_scratch(&scratch).await?;
-    match rehearsed {
-        Ok(Ok(())) => {}
-        // The side of the error does not matter: a run could have the same error.
-        Ok(Err(error @ (Error::Server(ServerError::Sql { .. }) | Error::Program { .. } | Error::InTheWay(_)))) => {
-            let why = format!("the rehearsal ended: {}", short_message(&error));
-            leave_out(&mut findings, DEFINITIONS_KIND, name, why);
-        }
-        Ok(Err(error)) => return Err(error),
-        Err(_) => {
-            let why =
-                format!("the rehearsal took longer than {} s: the rest was not checked", REHEARSAL_TIMEOUT.as_secs());
-            leave_out(&mut findings, DEFINITIONS_KIND, name, why);
-        }
+    rehearse_once(options, &scratch, &mut findings).await?;
+    let is_of_extension = |finding: &Finding| finding.kind == "definition" && finding.name.starts_with("EXTENSION ");
+    if findings.iter().any(is_of_extension) {
+        findings.clear();
+        rehearse_once(options, target, &mut findings).await?;
     }
     let (mut refusals, mut others): (Vec<_>, Vec<_>) =
         findings.into_iter().partition(|finding| finding.verdict == Verdict::Refused);
@@ -115,7 +108,7 @@ async fn rehearse_on_target(options: &Options, target: &Server) -> Result<Vec<Fi
 async fn lock_scratch(target: &Server, name: &str) -> Result<Option<(Server, Link)>, ServerError> {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
-    let scratch = target.database(&format!("stillpoint_rehearsal_{:016x}", hasher.finish()));
+    let scratch = target.database(&format!("{SCRATCH_PREFIX}{:016x}", hasher.finish()));
     let mut locker = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     let lock = format!("SELECT pg_try_advisory_lock({REHEARSAL_LOCK_KEY}, hashtext({}))", literal(name));
     if locker.text(&lock).await? != "t" {
@@ -152,8 +145,9 @@ impl ScratchDatabase {
         };
         let made = async {
             let (mut findings, dump) = (Vec::new(), Dump { target: &server, major, file });
+            let mut missing = MissingRoles::default();
             let mut rejections = Vec::new();
-            if create_database(&server, name, &dump.of_database_itself().await?, &mut findings).await? {
+            if create_database(&server, name, &dump.of_database_itself().await?, &mut missing, &mut findings).await? {
                 rejections = dump.attempt().await?;
                 let deferred = dump.deferred().await?;
                 rejections.extend(dump.attempt_most(&deferred).await?);
@@ -185,11 +179,52 @@ impl ScratchDatabase {
     }
 }
 
+/// Rehearses in one database of a target, for a limited time, and drops it.
+async fn rehearse_once(options: &Options, scratch: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let name = &options.source.database;
+    let rehearsal = rehearse_on_scratch(options, scratch, findings);
+    let rehearsed = tokio::select! {
+        rehearsed = tokio::time::timeout(REHEARSAL_TIMEOUT, rehearsal) => rehearsed,
+        () = options.interrupt.notified() => Ok(Err(Error::Interrupted)),
+    };
+    drop_scratch(scratch).await?;
+    match rehearsed {
+        Ok(Ok(())) => {}
+        // The side of the error does not matter: a run could have the same error.
+        Ok(Err(error @ (Error::Server(ServerError::Sql { .. }) | Error::Program { .. } | Error::InTheWay(_)))) => {
+            let why = format!("the rehearsal ended: {}", short_message(&error));
+            leave_out(findings, DEFINITIONS_KIND, name, why);
+        }
+        Ok(Err(error)) => return Err(error),
+        Err(_) => {
+            let why =
+                format!("the rehearsal took longer than {} s: the rest was not checked", REHEARSAL_TIMEOUT.as_secs());
+            leave_out(findings, DEFINITIONS_KIND, name, why);
+        }
+    }
+    Ok(())
+}
+
+/// Drops a database of the real name that a killed rehearsal left on a target. No database of another maker has the mark.
+pub(crate) async fn drop_remains(options: &Options, target: &Server) -> Result<(), ServerError> {
+    let name = &options.source.database;
+    let mut locker = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
+    // Another command may be rehearsing there.
+    let lock = format!("SELECT pg_try_advisory_lock({REHEARSAL_LOCK_KEY}, hashtext({}))", literal(name));
+    if locker.text(&lock).await? == "t" { drop_scratch(target).await } else { Ok(()) }
+}
+
 /// Drops the database of this rehearsal or an earlier one. It uses a new connection, because an aborted rehearsal may have left
 /// the others unusable.
 async fn drop_scratch(scratch: &Server) -> Result<(), ServerError> {
     let mut link = Link::connect(&scratch.database("postgres"), Purpose::Statements, &[]).await?;
-    let there = format!("SELECT 1 FROM pg_database WHERE datname = {}", literal(&scratch.database));
+    let there = format!(
+        "SELECT 1 FROM pg_database d WHERE datname = {} AND (datname LIKE {} OR EXISTS (SELECT FROM pg_db_role_setting s WHERE \
+         s.setdatabase = d.oid AND s.setrole = 0 AND {} = ANY (s.setconfig)))",
+        literal(&scratch.database),
+        literal(&format!("{}%", SCRATCH_PREFIX.replace('_', "\\_"))),
+        literal(&format!("{REHEARSAL_MARK}=on")),
+    );
     if link.value(&there).await?.is_none() {
         return Ok(());
     }
@@ -198,6 +233,57 @@ async fn drop_scratch(scratch: &Server) -> Result<(), ServerError> {
     // A template database cannot be dropped.
     link.query(&format!("ALTER DATABASE {name} IS_TEMPLATE false")).await?;
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
+}
+
+/// Statement for sessions whose messages are searched for names of roles.
+const ENGLISH_MESSAGES: &str = "SET lc_messages = 'C'";
+
+async fn connect_for_messages(server: &Server) -> Result<Link, ServerError> {
+    let mut link = Link::connect(server, Purpose::Statements, &[]).await?;
+    link.query(ENGLISH_MESSAGES).await?;
+    Ok(link)
+}
+
+/// Roles that a run creates on the target, and a rehearsal does not.
+#[derive(Default)]
+struct MissingRoles {
+    names: Vec<String>,
+    /// Number of refusals that their absence explains.
+    count: usize,
+    /// Kinds of entries among these, as the dump's list names them.
+    kinds: HashSet<String>,
+}
+
+impl MissingRoles {
+    /// Returns true if a message is about the absence of such a role.
+    fn explain(&mut self, message: &str) -> bool {
+        let explains = self.names.iter().any(|name| message.contains(&format!("role \"{name}\" does not exist")));
+        self.count += usize::from(explains);
+        explains
+    }
+
+    /// Returns true if the rejection of an entry is about the absence of such a role, or about a comment on what it kept from being
+    /// created.
+    fn explain_entry(&mut self, rejected: &RejectedDefinition) -> bool {
+        let mut words = rejected.of.split(' ');
+        let kind = words.next().unwrap_or_default();
+        if self.explain(&rejected.why) {
+            self.kinds.insert(kind.into());
+            return true;
+        }
+        let is_consequence = kind == "COMMENT"
+            && rejected.why.ends_with("does not exist")
+            && words.next().is_some_and(|of| self.kinds.contains(of));
+        self.count += usize::from(is_consequence);
+        is_consequence
+    }
+
+    fn report(&self, database: &str, findings: &mut Vec<Finding>) {
+        if self.count > 0 {
+            let why = format!("{} of them name roles that the run creates first: these were not rehearsed", self.count);
+            leave_out(findings, DEFINITIONS_KIND, database, why);
+        }
+    }
 }
 
 /// Creates a file in memory that ends with this process, and its path for programs that this process starts.
@@ -235,13 +321,19 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     }
     holder.query("COMMIT").await?;
 
+    let made_roles = match options.roles {
+        Roles::Create => roles::missing(&options.source, scratch).await?,
+        Roles::Check | Roles::Ignore => Vec::new(),
+    };
+    let mut missing = MissingRoles { names: made_roles, ..MissingRoles::default() };
     let dump = Dump { target: scratch, major: to, file: &file };
-    if !create_database(scratch, name, &dump.of_database_itself().await?, findings).await? {
+    if !create_database(scratch, name, &dump.of_database_itself().await?, &mut missing, findings).await? {
         return Ok(());
     }
     let mut rejections = dump.attempt().await?;
+    rejections.retain(|rejected| !missing.explain_entry(rejected));
     let all_there = rejections.is_empty();
-    let untried = copy_samples(&options.source, scratch, &inventory, all_there, findings).await?;
+    let untried = copy_samples(&options.source, scratch, &inventory, all_there, &mut missing, findings).await?;
     let deferred = dump.deferred().await?;
     rejections.extend(dump.attempt_most(&deferred).await?);
     let mut link = connect_for_copy(scratch).await?;
@@ -257,6 +349,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
         }
         rejections.extend(dump.attempt_foreign_keys(&deferred).await?);
     }
+    rejections.retain(|rejected| !missing.explain_entry(rejected));
     if rejections.is_empty()
         && let Err(error @ ServerError::Sql { .. }) = statistics(&mut link).await
     {
@@ -270,6 +363,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
         let why = format!("a materialized view cannot be refreshed there: {}", short_message(&error.into()));
         refuse(findings, DEFINITIONS_KIND, name, why);
     }
+    missing.report(name, findings);
     for RejectedDefinition { of, why } in rejections {
         refuse(findings, "definition", of, format!("the target rejects it: {why}"));
     }
@@ -306,14 +400,25 @@ async fn create_database(
     scratch: &Server,
     name: &str,
     script: &str,
+    missing: &mut MissingRoles,
     findings: &mut Vec<Finding>,
 ) -> Result<bool, Error> {
-    let mut link = Link::connect(&scratch.database("postgres"), Purpose::Statements, &[]).await?;
+    let mut link = connect_for_messages(&scratch.database("postgres")).await?;
     let statements = statements(script);
     let mut is_made = false;
     for statement in statements.iter().filter_map(|statement| renamed(statement, name, &scratch.database)) {
         match link.query(&statement).await {
-            Ok(_) => is_made |= statement.starts_with("CREATE DATABASE "),
+            Ok(_) if !is_made && statement.starts_with("CREATE DATABASE ") => {
+                is_made = true;
+                // Background processes of its extensions must not act on rows that are copied for a trial.
+                let name = identifier(&scratch.database);
+                link.query(&format!(
+                    "ALTER DATABASE {name} SET {REHEARSAL_MARK} = on; ALTER DATABASE {name} SET default_transaction_read_only = on"
+                ))
+                .await?;
+            }
+            Ok(_) => {}
+            Err(ref error @ ServerError::Sql { .. }) if missing.explain(&error.to_string()) => {}
             Err(error @ ServerError::Sql { .. }) => {
                 let statement = statement.replace(&identifier(&scratch.database), &identifier(name));
                 let note = format!("the target rejects it: {}", short_message(&error.into()));
@@ -368,10 +473,12 @@ async fn copy_samples(
     scratch: &Server,
     inventory: &Inventory,
     all_there: bool,
+    missing: &mut MissingRoles,
     findings: &mut Vec<Finding>,
 ) -> Result<Vec<u32>, Error> {
     let mut from = Link::connect(source, Purpose::Statements, &[("statement_timeout", SAMPLE_TIMEOUT_MS)]).await?;
     let mut to = connect_for_copy(scratch).await?;
+    to.query(ENGLISH_MESSAGES).await?;
     if all_there {
         make_room(&mut to, &inventory.tables).await?;
     }
@@ -385,6 +492,9 @@ async fn copy_samples(
         match sample(&mut from, &mut to, table).await {
             Ok(true) => {}
             Ok(false) => untried.push(table.oid),
+            Err(Error::Server(ref error @ ServerError::Sql { .. })) if missing.explain(&error.to_string()) => {
+                untried.push(table.oid);
+            }
             Err(error @ Error::Server(ServerError::Sql { .. })) => findings.extend(rows_finding(table, &error)),
             Err(error) => return Err(error),
         }
@@ -404,6 +514,10 @@ fn rows_finding(table: &TableDef, error: &Error) -> Option<Finding> {
             let why = "functions in its constraints and columns must qualify all names, because they run without a \
                        search path";
             (Verdict::Refused, format!("they cannot be copied to the target: {message}; {why}"))
+        }
+        "42703" if table.own_rows.is_some() => {
+            let why = "the versions of the extension differ; update it on the source, or install the source's version on the target";
+            (Verdict::Refused, format!("they cannot be copied: {message}: {why}"))
         }
         _ => (Verdict::Refused, format!("they cannot be copied: {message}")),
     };

@@ -375,6 +375,18 @@ pub(crate) async fn create_and_update(
     Ok(())
 }
 
+/// Names of the roles that [`create_and_update`] would create.
+///
+/// # Errors
+///
+/// An error if a server cannot be asked.
+pub(crate) async fn missing(source: &Server, target: &Server) -> Result<Vec<String>, Error> {
+    let (mut here, mut there) = (fence::connect_beside(source).await?, fence::connect_beside(target).await?);
+    let theirs = read(&mut there, &target.database).await?;
+    let ours = read(&mut here, &source.database).await?.into_iter();
+    Ok(ours.filter(|role| role.is_moved && of(&theirs, &role.name).is_none()).map(|role| role.name).collect())
+}
+
 /// Drops roles that a migration created on a server, except for those that another object there depends on now.
 ///
 /// # Errors

@@ -16,6 +16,7 @@ pub(crate) async fn settle(
     left: Option<Link>,
     reporter: &Reporter,
 ) -> Result<(), Error> {
+    fence::end_background_sessions(&options.target).await?;
     let mut source = match left {
         Some(link) => link,
         None => fence::connect_to_fenced(&options.source).await?,

@@ -180,6 +180,10 @@ pub(crate) async fn prepare(
     if options.move_slots && direction.side() == Side::Target {
         moved_slots::make(options, journal, &mut from, &mut to, reporter).await?;
     }
+    if direction.side() == Side::Target {
+        // Sessions that the proxy opens from here on are those of clients.
+        fence::lift_read_only(&direction.to).await?;
+    }
     let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
     let stored = to.query(stored).await?;

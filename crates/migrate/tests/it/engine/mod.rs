@@ -24,3 +24,4 @@ mod targets;
 mod throttle;
 mod through_proxy;
 mod tls;
+mod whole_definitions;
