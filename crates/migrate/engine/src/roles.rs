@@ -91,7 +91,7 @@ struct Role {
     valid_until: String,
     password: Option<Verifier>,
     memberships: Vec<Membership>,
-    /// Settings in all databases, as `name=value`.
+    /// Settings in all databases, as `name=value`, in the order in which they were made.
     settings: Vec<String>,
     comment: Option<String>,
     /// True if a definition of the database names it.
@@ -172,7 +172,12 @@ impl Role {
         if !alike {
             differ("memberships ", &join_or_none(&self.memberships), &join_or_none(&there.memberships));
         }
-        differ("settings ", &join_or_none(&self.settings), &join_or_none(&there.settings));
+        let settings = |of: &Role| {
+            let mut settings = of.settings.clone();
+            settings.sort();
+            join_or_none(&settings)
+        };
+        differ("settings ", &settings(self), &settings(there));
         if self.password != there.password {
             each.push("a different password".into());
         }

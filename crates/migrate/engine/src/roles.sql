@@ -21,7 +21,7 @@ SELECT r.rolname, concat_ws(' ',
   AS admin, bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits,
   bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid =
   m.roleid WHERE m.member = r.oid GROUP BY g.rolname) x),
-  (SELECT coalesce(json_agg(s ORDER BY s), '[]') FROM pg_db_role_setting d, unnest(d.setconfig) s
+  (SELECT coalesce(json_agg(s ORDER BY n), '[]') FROM pg_db_role_setting d, unnest(d.setconfig) WITH ORDINALITY u (s, n)
   WHERE d.setrole = r.oid AND d.setdatabase = 0), shobj_description(r.oid, 'pg_authid'),
   r.oid IN (SELECT oid FROM named), r.oid IN (SELECT oid FROM goes), r.oid IN (SELECT oid FROM connects)
   FROM pg_authid r WHERE r.rolname !~ '^pg_' ORDER BY 1
