@@ -303,7 +303,7 @@ impl<'m, 'j> Migration<'m, 'j> {
 
     async fn make_redefinition(&mut self, redefinition: Redefinition<'_, '_>) -> Result<(), Error> {
         // Its connections end first.
-        let large_objects = self.following.take().map(|following| following.large_objects).unwrap_or_default();
+        let large_objects = self.following.take().map(|following| following.large_objects);
         let horizon = self.journal.record().horizon_of(self.number);
         let reporter = self.reporter.clone();
         // Its state is large, and is part of the state of each caller.

@@ -35,7 +35,7 @@ use crate::progress::Reporter;
 use crate::rehearsal::ScratchDatabase;
 use crate::replica_triggers::ReplicaTriggers;
 use crate::report::short_message;
-use crate::{Capture, Roles, roles};
+use crate::{Capture, Roles, fence, roles};
 use archive::Entry;
 use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
@@ -61,6 +61,7 @@ const PASSES_MAX: usize = 12;
 /// Kinds of entries that must hold for rows of existing tables.
 const OF_ALL_ROWS: [&str; 6] = ["INDEX", "CONSTRAINT", "CHECK CONSTRAINT", FOREIGN_KEY, "TABLE ATTACH", "INDEX ATTACH"];
 const FOREIGN_KEY: &str = "FK CONSTRAINT";
+const DATABASE_SETTINGS: &str = "DATABASE PROPERTIES";
 /// Kinds of entries that may hold rows, or whose removal with all that needs them might drop columns.
 const NOT_CASCADED: [&str; 7] = ["TABLE", "TYPE", "DOMAIN", "SCHEMA", "SEQUENCE", "EXTENSION", "DATABASE"];
 /// Another object needs the one that is to be dropped.
@@ -179,8 +180,12 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         mut self,
         horizon: u64,
         with_foreign_keys: bool,
-        large_objects: LargeObjects,
+        large_objects: Option<LargeObjects>,
     ) -> Result<FollowState, Error> {
+        let large_objects = match large_objects {
+            Some(known) => known,
+            None => LargeObjects::present(&mut self.target).await?,
+        };
         definitions::terminate_makers(&self.options.target, &mut self.target).await?;
         let mut last = None;
         for _ in 0..ROUNDS_MAX {
@@ -435,8 +440,14 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             let changes = changes::between(&before, &now.entries, &there);
             let may_be_made = |entry: &&Entry| wanted(entry) && (whole || !OF_ALL_ROWS.contains(&entry.kind.as_str()));
             let mut tried = 0;
-            for entry in changes.removed.iter().filter(|entry| wanted(entry)) {
+            let mut is_database_changed = false;
+            // Of a database without settings only the target has such an entry: it is read-only for others until clients move.
+            let is_of_fence = |entry: &Entry| {
+                entry.kind == DATABASE_SETTINGS && before.iter().all(|before| before.kind != DATABASE_SETTINGS)
+            };
+            for entry in changes.removed.iter().filter(|entry| wanted(entry) && !is_of_fence(entry)) {
                 tried += 1;
+                is_database_changed |= is_of_database(entry);
                 left.extend(self.remove(entry).await?);
             }
             for (table, statement) in self.table_statements(now, whole).await? {
@@ -454,6 +465,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                     continue;
                 }
                 tried += 1;
+                is_database_changed |= is_of_database(entry);
                 match self.change(before, entry).await? {
                     Some(failed) => left.push(failed),
                     None => drop(self.done.insert(entry.id)),
@@ -463,6 +475,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                 changes.added.iter().copied().filter(may_be_made).partition(|entry| is_of_database(entry));
             for entry in of_database {
                 tried += 1;
+                is_database_changed = true;
                 left.extend(self.attempt(&entry.definition, &entry.display()).await?);
             }
             if !added.is_empty() {
@@ -472,6 +485,9 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                 let rejected = dump.attempt_entries(&list).await?;
                 self.done.extend(added.iter().map(|entry| entry.id));
                 left.extend(rejected.into_iter().map(|RejectedDefinition { of, why }| format!("{of}: {why}")));
+            }
+            if is_database_changed {
+                fence::make_read_only(&self.options.target).await?;
             }
             // Nothing succeeds any more.
             if left.len() >= tried {

@@ -188,8 +188,12 @@ async fn what_is_defined_while_a_target_follows_arrives_with_its_rows() {
     assert_eq!(dumped(&bench, &bench.source), dumped(&bench, &bench.target));
     // The way back is one of all tables.
     let target = |sql: &str| drop(bench.target.sql("shop", sql));
-    target("INSERT INTO fresher VALUES (70, 'on the target'); UPDATE more.notes SET line = 'on the target' WHERE id < 5");
-    target("INSERT INTO events VALUES ('2026-03-03', 'on the target', 3); DELETE FROM mails; UPDATE goods SET stock = 1");
+    target(
+        "INSERT INTO fresher VALUES (70, 'on the target'); UPDATE more.notes SET line = 'on the target' WHERE id < 5",
+    );
+    target(
+        "INSERT INTO events VALUES ('2026-03-03', 'on the target', 3); DELETE FROM mails; UPDATE goods SET stock = 1",
+    );
     let options = Options { share: 0.0, ..bench.options("shop") };
     fallback(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(bench.source.sql("shop", "SELECT note FROM fresher WHERE id = 70"), "ON THE TARGET");
