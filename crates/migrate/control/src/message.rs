@@ -275,7 +275,7 @@ pub enum Phase {
 /// State of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
-    /// Number, which is also its process number for the client.
+    /// Number in the proxy.
     pub id: u32,
     /// Name of the tenant.
     pub tenant: String,
@@ -290,7 +290,10 @@ pub struct SessionStatus {
     /// State that it holds and that cannot be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
-    /// Process number of its server process, once it has logged in there.
+    /// Process id that its client has, once it has logged in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
+    /// Process id of its server process, which differs after a switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<u32>,
     /// True if it has a counterpart at the target that carries the same state.

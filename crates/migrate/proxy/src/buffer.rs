@@ -63,6 +63,11 @@ impl Buffer {
         &self.bytes[self.scanned..self.end]
     }
 
+    /// Bytes that have not been looked at, for a change of the same length.
+    pub(crate) fn unscanned_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.scanned..self.end]
+    }
+
     /// Marks `n` more bytes as looked at: they may be sent.
     #[inline]
     pub(crate) fn scan(&mut self, n: usize) {

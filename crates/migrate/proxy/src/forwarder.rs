@@ -311,9 +311,9 @@ mod tests {
         };
         let text = || "x".to_owned();
         let who = SessionIdentity { tenant: text(), user: text(), database: text(), origin: text() };
-        let (entry, commands) = Entry::new(number, who, vec![], Arc::default());
+        let (entry, commands) = Entry::new(number, who, Arc::default());
         let (entry, (ours, client), (theirs, server)) = (Arc::new(entry), stream(), stream());
-        let pump = Pump::new(ours, theirs, entry.clone(), StateTracker::new(CustomNames::default()));
+        let pump = Pump::new(ours, theirs, entry.clone(), Arc::default(), StateTracker::new(CustomNames::default()));
         Session { pump, entry, commands, client, server }
     }
 

@@ -70,6 +70,7 @@ mod mock_secret;
 mod mutex;
 mod pending_connections;
 mod polled_stream;
+mod process_ids;
 mod proxy;
 mod routes;
 mod secret_files;

@@ -1,5 +1,6 @@
 //! Target of a tenant's move.
 
+use crate::process_ids::ProcessIds;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -12,6 +13,8 @@ pub(crate) struct Target {
     pub(crate) server: Arc<Server>,
     /// Stored passwords of roles, as in `pg_authid`.
     pub(crate) verifiers: BTreeMap<String, Zeroizing<String>>,
+    /// Ids of the tenant's sessions there.
+    pub(crate) ids: Arc<ProcessIds>,
     places: Semaphore,
 }
 
@@ -20,7 +23,8 @@ const CONCURRENT_LOGINS: usize = 2;
 
 impl Target {
     pub(crate) fn new(server: Server, verifiers: BTreeMap<String, Zeroizing<String>>) -> Target {
-        Target { server: Arc::new(server), verifiers, places: Semaphore::new(CONCURRENT_LOGINS) }
+        let places = Semaphore::new(CONCURRENT_LOGINS);
+        Target { server: Arc::new(server), verifiers, ids: Arc::default(), places }
     }
 
     /// Waits until one more session may be prepared; dropping the result frees its place.

@@ -7,6 +7,7 @@ use crate::error::Refusal;
 use crate::latency_histogram::LatencyHistogram;
 use crate::mock_secret::MockSecret;
 use crate::mutex::lock;
+use crate::process_ids::ProcessIds;
 use crate::routes::{Routes, Staged};
 use crate::session::state_tracker::CustomNames;
 use crate::target::Target;
@@ -36,6 +37,8 @@ enum Service {
 #[derive(Debug)]
 struct State {
     server: Arc<Server>,
+    /// Ids of its sessions at that server.
+    ids: Arc<ProcessIds>,
     config: TenantConfig,
     target: Option<Arc<Target>>,
     capture: Option<Arc<Capture>>,
@@ -93,8 +96,15 @@ async fn gather(mut reports: UnboundedReceiver<(u32, Result<(), String>)>, limit
 
 impl Tenant {
     pub(crate) fn new(name: String, config: TenantConfig, server: Arc<Server>) -> Tenant {
-        let state =
-            State { server, config, target: None, capture: None, service: Service::Open, sessions: BTreeMap::new() };
+        let state = State {
+            server,
+            ids: Arc::default(),
+            config,
+            target: None,
+            capture: None,
+            service: Service::Open,
+            sessions: BTreeMap::new(),
+        };
         let (custom, waits) = (CustomNames::default(), Arc::default());
         let (changed, is_known) = (watch::Sender::new(()), AtomicBool::new(false));
         Tenant { name, custom, waits, state: Mutex::new(state), changed, is_known }
@@ -130,6 +140,9 @@ impl Tenant {
         let mut state = lock(&self.state);
         state.config = config;
         if let Some(server) = server {
+            if *state.server != *server {
+                state.ids = Arc::default();
+            }
             state.server = server;
         }
     }
@@ -327,7 +340,7 @@ impl Tenant {
                 }
                 if state.service == Service::Open {
                     enter(&mut state);
-                    return Ok(TenantAdmission { server: state.server.clone(), waited });
+                    return Ok(TenantAdmission { server: state.server.clone(), ids: state.ids.clone(), waited });
                 }
             }
             waited = true;
@@ -377,7 +390,7 @@ impl Pause {
         self.over = true;
         let (sessions, mut reports) = {
             let mut state = lock(&self.tenant.state);
-            state.server = target.server.clone();
+            (state.server, state.ids) = (target.server.clone(), target.ids.clone());
             state.target = None;
             state.service = Service::Open;
             if let Some(capture) = state.capture.take() {
@@ -414,6 +427,8 @@ impl Drop for Pause {
 pub(crate) struct TenantAdmission {
     /// The server in service.
     pub(crate) server: Arc<Server>,
+    /// Ids of the tenant's sessions at that server.
+    pub(crate) ids: Arc<ProcessIds>,
     /// The tenant was paused before.
     pub(crate) waited: bool,
 }

@@ -295,6 +295,7 @@ fn status(proxy: &Proxy) -> Status {
         client: entry.origin.clone(),
         state: entry.activity(),
         pinned: entry.pinned(),
+        process: entry.client_process(),
         backend: entry.backend(),
         prepared: entry.is_prepared(),
         transaction_ms: entry.busy_for().map(|busy| busy.as_millis() as u64),

@@ -4,11 +4,14 @@ use super::place::Place;
 use super::pump::Pump;
 use super::startup::StartupRequest;
 use super::{Session, state_tracker::StateTracker};
+use crate::entry::ServerProcess;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
 use crate::logins;
+use crate::process_ids::ProcessIds;
 use crate::proxy::Proxy;
+use crate::tenant::TenantAdmission;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +38,7 @@ pub(super) struct ServerSession {
     leftover: Vec<u8>,
     parameters: BTreeMap<String, Vec<u8>>,
     credential: Credential,
+    ids: Arc<ProcessIds>,
 }
 
 impl Session {
@@ -48,7 +52,7 @@ impl Session {
         forwarder: Arc<Forwarder>,
     ) -> Session {
         let tracker = StateTracker::new(place.tenant.custom.clone());
-        let mut pump = Pump::new(client, logged_in.stream, place.entry.clone(), tracker);
+        let mut pump = Pump::new(client, logged_in.stream, place.entry.clone(), logged_in.ids, tracker);
         pump.parameters = logged_in.parameters;
         pump.inject(&logged_in.leftover);
         let is_replication = request.startup.replication() != Replication::Off;
@@ -142,8 +146,8 @@ pub(super) async fn log_in(
             // pause.
             let credential = request_proof(&mut client, verifier, &request.who.user).await?;
             request.must_be_served().map_err(SessionError::Refused)?;
-            let server = place.tenant.admit(&place.entry).await.map_err(SessionError::Refused)?.server;
-            match log_in_again(server, request, credential, limit).await {
+            let admitted = place.tenant.admit(&place.entry).await.map_err(SessionError::Refused)?;
+            match log_in_again(admitted, request, credential, limit).await {
                 Ok(ready) => ready,
                 Err(error) => return Err(report_refusal(&mut client, error).await),
             }
@@ -159,13 +163,13 @@ pub(super) async fn log_in(
             let target = place.tenant.target();
             let admitted = place.tenant.admit(&place.entry).await.map_err(SessionError::Refused)?;
             if Arc::ptr_eq(&admitted.server, &server) && !admitted.waited {
-                read_greeting(&mut client, observed, server).await?
+                read_greeting(&mut client, observed, admitted).await?
             } else {
                 // Meanwhile the tenant has moved, or was paused. Direct sessions were then ended, perhaps this one too.
                 let target = target.filter(|target| Arc::ptr_eq(&target.server, &admitted.server));
                 let stored = target.and_then(|target| target.verifiers.get(&request.who.user).cloned());
                 let credential = Credential { login: observed.login, stored };
-                let again = log_in_again(admitted.server, request, credential, limit).await;
+                let again = log_in_again(admitted, request, credential, limit).await;
                 again.map_err(|error| {
                     tracing::info!(session = place.entry.id, %error, "a login was interrupted, because the database \
                                                                       moved to another server");
@@ -178,9 +182,9 @@ pub(super) async fn log_in(
     for (name, value) in &logged_in.parameters {
         put_parameter_status(&mut greeting, name, value);
     }
-    put_key_data(&mut greeting, &place.entry.key());
+    let process = ServerProcess { server: logged_in.server.clone(), key, ids: logged_in.ids.clone() };
+    put_key_data(&mut greeting, &proxy.directory.announce(&place.entry, process, request.secret_len));
     stillpoint_migrate_wire::frame::put(&mut greeting, b'Z', |body| body.push(b'I'));
-    place.entry.cancel_at(logged_in.server.clone(), key);
     greeting.append(&mut logged_in.leftover);
     client.write(&greeting).await?;
     Ok(logged_in)
@@ -239,17 +243,18 @@ type LoginResult = (ServerSession, Vec<u8>, frontend::CancelKey);
 
 /// Logs in at a server with what a client has proved before.
 async fn log_in_again(
-    server: Arc<Server>,
+    admitted: TenantAdmission,
     request: &StartupRequest,
     credential: Credential,
     limit: Duration,
 ) -> Result<LoginResult, SessionError> {
+    let TenantAdmission { server, ids, .. } = admitted;
     let packet = link::startup_packet(&request.startup, &server);
     let ready = link::login(&server, &packet, &request.who.user, &credential, limit).await?;
     let mut greeting = Vec::new();
     put_authentication(&mut greeting, 0, &[]);
     let Ready { stream, leftover, parameters, key } = ready;
-    Ok((ServerSession { server, stream, leftover, parameters, credential }, greeting, key))
+    Ok((ServerSession { server, stream, leftover, parameters, credential, ids }, greeting, key))
 }
 
 /// A server that has let a client in, with what the proxy learned from the login.
@@ -298,8 +303,9 @@ async fn observe_login(
 async fn read_greeting(
     client: &mut UnauthenticatedClient<'_>,
     observed: ObservedLogin,
-    server: Arc<Server>,
+    admitted: TenantAdmission,
 ) -> Result<LoginResult, SessionError> {
+    let TenantAdmission { server, ids, .. } = admitted;
     let ObservedLogin { mut stream, mut reader, login, mut greeting } = observed;
     let read = stillpoint_migrate_postgres::read_greeting(&mut stream, &mut reader, &mut greeting).await;
     if let Err(LinkError::Refused(_)) = &read {
@@ -308,7 +314,7 @@ async fn read_greeting(
     let Greeting { parameters, key } = read?;
     let leftover = reader.leftover().to_vec();
     let credential = Credential { login, stored: None };
-    Ok((ServerSession { server, stream, leftover, parameters, credential }, greeting, key))
+    Ok((ServerSession { server, stream, leftover, parameters, credential, ids }, greeting, key))
 }
 
 /// Asks the client the server's question. The answer for the server is built from the parsed message, not copied.

@@ -18,7 +18,7 @@ pub(crate) mod state_tracker;
 
 use crate::capture::Capture;
 use crate::command::{Command, Reporter};
-use crate::entry::Entry;
+use crate::entry::{Entry, ServerProcess};
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stillpoint_migrate_control::Activity;
-use stillpoint_migrate_postgres::{Credential, Server, Stream, exchange};
+use stillpoint_migrate_postgres::{Credential, Ready, Server, Stream, exchange};
 use stillpoint_migrate_wire::backend::put_fatal;
 use stillpoint_migrate_wire::backend::put_parameter_status;
 use stillpoint_migrate_wire::frontend::{SYNC, TERMINATE};
@@ -338,20 +338,22 @@ impl Session {
         if listens {
             self.read_last_messages().await;
         }
-        let source = std::mem::replace(&mut self.pump.server, ready.stream);
+        let Ready { stream, leftover, parameters, key } = *ready;
+        let source = self.pump.move_to(stream, target.ids.clone()).map_err(|error| error.to_string())?;
+        // Before its client can send a notification there.
+        self.entry.move_to(ServerProcess { server: target.server.clone(), key, ids: target.ids.clone() });
         // Locks are released at once: a way back needs them.
         let turn = self.entry.id % CLOSE_TURNS;
         let wait = if locks == 0 { CLOSE_DELAY + turn * CLOSE_INTERVAL } else { Duration::ZERO };
         tokio::task::spawn_local(close_later(source, wait));
         let mut news = Vec::new();
-        for (name, value) in &ready.parameters {
+        for (name, value) in &parameters {
             if self.pump.parameters.get(name) != Some(value) {
                 put_parameter_status(&mut news, name, value);
             }
         }
         self.pump.inject(&news);
-        self.pump.inject(&ready.leftover);
-        self.entry.cancel_at(target.server.clone(), ready.key);
+        self.pump.inject(&leftover);
         self.entry.prepared.store(false, Ordering::Relaxed);
         self.server = target.server.clone();
         self.pump.follows = None;

@@ -10,6 +10,7 @@ use crate::counters::Counters;
 use crate::entry::{Entry, now_us};
 use crate::error::SessionError;
 use crate::polled_stream::{End, PolledStream};
+use crate::process_ids::ProcessIds;
 use crate::session::state_tracker::StateTracker;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_postgres::Stream;
-use stillpoint_migrate_wire::frame::{Scanner, Step};
+use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step};
 use stillpoint_migrate_wire::{Conversation, Status, WireError, backend, frontend};
 use tokio::io::AsyncWrite;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -167,11 +168,19 @@ pub(crate) struct Pump<E = Stream> {
     /// Set if a counterpart must be kept alike: after this time stop at a boundary if the session's state may have
     /// changed.
     pub(crate) follows: Option<Instant>,
+    /// Ids of the tenant's sessions at the server.
+    pub(super) ids: Arc<ProcessIds>,
     pub(super) entry: Arc<Entry>,
 }
 
 impl Pump {
-    pub(crate) fn new(client: Stream, server: Stream, entry: Arc<Entry>, tracker: StateTracker) -> Pump {
+    pub(crate) fn new(
+        client: Stream,
+        server: Stream,
+        entry: Arc<Entry>,
+        ids: Arc<ProcessIds>,
+        tracker: StateTracker,
+    ) -> Pump {
         Pump {
             client,
             server,
@@ -185,6 +194,7 @@ impl Pump {
             leaving: false,
             asked_us: None,
             follows: None,
+            ids,
             entry,
         }
     }
@@ -203,10 +213,20 @@ impl Pump {
         taken
     }
 
-    /// Gives bytes back: the client's bytes, and the bytes that the client must still get.
+    /// Gives bytes back: the client's bytes, and the bytes that the client must still get, which have been looked at.
     pub(super) fn return_lanes(&mut self, up: &[u8], down: &[u8]) {
         self.up.buffer.append(up);
+        let seen = self.down.buffer.unscanned().is_empty();
         self.down.buffer.append(down);
+        self.down.buffer.scan(if seen { down.len() } else { 0 });
+    }
+
+    /// Goes on at another server: the old one has sent all its messages.
+    pub(super) fn move_to(&mut self, server: Stream, ids: Arc<ProcessIds>) -> Result<Stream, WireError> {
+        // Messages of the old server have its ids.
+        self.scan_down()?;
+        self.ids = ids;
+        Ok(std::mem::replace(&mut self.server, server))
     }
 
     /// Passes bytes on until an event needs a decision.
@@ -351,6 +371,7 @@ impl<E: End> Pump<E> {
             leaving: self.leaving,
             asked_us: self.asked_us,
             follows: self.follows,
+            ids: self.ids,
             entry: self.entry,
         })
     }
@@ -456,7 +477,13 @@ impl<E: End> Pump<E> {
                 }
                 Step::Message(message) => message,
             };
+            let mut sender = None;
             match message.tag {
+                b'A' => match message.body.first_chunk() {
+                    Some(id) => sender = Some(self.ids.of_clients(u32::from_be_bytes(*id))),
+                    None if message.is_whole() => return Err(WireError::Malformed("notification")),
+                    None => return Ok(()),
+                },
                 b'Z' | b'S' if !message.is_whole() && message.total() <= crate::buffer::LEN => return Ok(()),
                 b'Z' => {
                     let status = backend::ready(message.body)?;
@@ -479,6 +506,9 @@ impl<E: End> Pump<E> {
                 _ => {}
             }
             let n = self.down.scanner.take(&message);
+            if let Some(id) = sender {
+                self.down.buffer.unscanned_mut()[HEADER_LEN..][..4].copy_from_slice(&id.to_be_bytes());
+            }
             self.down.buffer.scan(n);
         }
     }

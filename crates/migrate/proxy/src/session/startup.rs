@@ -151,8 +151,8 @@ async fn send_refusal(client: &mut Stream, error: SessionError) -> SessionError 
 /// Passes a request to cancel on to the session's present server. The client does not learn if there was such a
 /// session.
 async fn pass_cancel(proxy: &Proxy, key: &CancelKey) {
-    let Some((server, theirs)) = proxy.directory.get(key.pid).and_then(|entry| entry.canceller(key)) else {
-        return tracing::debug!(session = key.pid, "a cancel request has an unknown key");
+    let Some((server, theirs)) = proxy.directory.canceller(key) else {
+        return tracing::debug!(process = key.pid, "a cancel request has an unknown key");
     };
     let limit = proxy.settings().config.limits.connect();
     let pass = async {
@@ -166,7 +166,7 @@ async fn pass_cancel(proxy: &Proxy, key: &CancelKey) {
         Ok::<(), SessionError>(())
     };
     if let Err(error) = tokio::time::timeout(limit, pass).await.unwrap_or(Err(SessionError::TimedOut("cancelling"))) {
-        tracing::info!(session = key.pid, %error, "cannot forward a cancel request");
+        tracing::info!(process = key.pid, %error, "cannot forward a cancel request");
     }
 }
 
@@ -324,7 +324,7 @@ fn register_session(
     let most = settings.config.limits.connections;
     let full =
         || Refusal::new("53300", "sorry, too many clients already").hint("The proxy serves no more connections.");
-    let entered = proxy.directory.enter(who.clone(), request.secret_len, most, tenant.waits.clone());
+    let entered = proxy.directory.enter(who.clone(), most, tenant.waits.clone());
     let (entry, commands) = entered.ok_or_else(full)?;
     Ok((Place::new(proxy.clone(), tenant, entry), commands))
 }

@@ -7,6 +7,7 @@ mod large_messages;
 mod logins;
 mod metrics;
 mod passthrough;
+mod process_ids;
 mod regress;
 mod replication;
 mod signals;

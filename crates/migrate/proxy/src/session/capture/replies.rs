@@ -8,19 +8,26 @@ use crate::session::pump::Pump;
 use std::sync::Arc;
 use stillpoint_migrate_capture::RewrittenStatement;
 use stillpoint_migrate_control::Activity;
+use stillpoint_migrate_wire::frame::HEADER_LEN;
 use stillpoint_migrate_wire::hidden_column::{
     first_value, put_description_without_first, put_error_moved, put_row_without_first,
 };
-use stillpoint_migrate_wire::{Status, backend};
+use stillpoint_migrate_wire::{Status, WireError, backend};
 
 impl CapturedSession {
     /// Handles one message of the server.
-    pub(super) fn reply(&mut self, pump: &mut Pump, message: Message) -> Result<(), SessionError> {
+    pub(super) fn reply(&mut self, pump: &mut Pump, mut message: Message) -> Result<(), SessionError> {
         let extended = self.protocol == QueryProtocol::Extended;
         match message.tag {
             b'S' => {
                 let (name, value) = backend::parameter_status(message.body()).map_err(SessionError::ServerProtocol)?;
                 pump.parameters.insert(name.to_owned(), value.to_vec());
+                self.pass(&message);
+            }
+            b'A' => {
+                let malformed = SessionError::ServerProtocol(WireError::Malformed("notification"));
+                let sender = message.bytes[HEADER_LEN..].first_chunk_mut().ok_or(malformed)?;
+                *sender = pump.ids.of_clients(u32::from_be_bytes(*sender)).to_be_bytes();
                 self.pass(&message);
             }
             // The client does not get warnings about the proxy's own statements.

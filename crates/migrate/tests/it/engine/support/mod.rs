@@ -82,6 +82,7 @@ impl FakeClients {
             client: "-".into(),
             state: Activity::Idle,
             pinned: None,
+            process: None,
             backend: None,
             prepared: true,
             transaction_ms: None,
