@@ -58,6 +58,8 @@ pub struct Config {
     pub routes: PathBuf,
     /// Address that serves Prometheus metrics at `/metrics`.
     pub metrics: Option<SocketAddr>,
+    /// The live page, served at `/` of that address. Without it there is none.
+    pub page: Option<PageConfig>,
     /// Number of pairs of threads that serve sessions; by default one for every two processors.
     pub workers: Option<usize>,
     /// Permissions of the sockets in `listen`, as octal digits.
@@ -121,6 +123,27 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Private key of the certificate.
     pub key: PathBuf,
+}
+
+/// The live page.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PageConfig {
+    /// File with the token that the button for the switch requires. Without it there is no button.
+    pub token: Option<PathBuf>,
+    /// Names, without ports, by which browsers on other machines reach the page. Without names only browsers on this
+    /// machine may, and `metrics` must be a loopback address.
+    pub hosts: Vec<String>,
+}
+
+impl PageConfig {
+    /// Returns true if the page may be shown under this name or address, without a port: the name in a browser is this
+    /// machine's own, or one that the operator has chosen. A site on the internet cannot lead its name here.
+    pub fn is_host(&self, host: &str) -> bool {
+        let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        let is_local = host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback());
+        is_local || self.hosts.iter().any(|name| name.eq_ignore_ascii_case(host))
+    }
 }
 
 /// Limits of memory, connections and time.
@@ -243,6 +266,7 @@ impl Config {
             ("control", a.control == b.control),
             ("routes", a.routes == b.routes),
             ("metrics", a.metrics == b.metrics),
+            ("page", a.page == b.page),
             ("workers", a.workers == b.workers),
             ("socket_mode", a.socket_mode == b.socket_mode),
             ("tls", a.tls == b.tls),
@@ -279,6 +303,16 @@ impl Config {
             }
             if server.tls != ServerTls::Disable && server.is_unix_socket() {
                 return invalid(format!("server `{name}` is a Unix socket, which does not support TLS"));
+            }
+        }
+        if let Some(page) = &self.page {
+            let Some(address) = self.metrics else {
+                return invalid("`page` needs `metrics`, the address that serves it".into());
+            };
+            if page.hosts.is_empty() && !address.ip().is_loopback() {
+                return invalid(format!(
+                    "`metrics` is {address}, and the page is for this machine only: use 127.0.0.1, or set `page.hosts`"
+                ));
             }
         }
         if self.workers == Some(0) {
@@ -339,6 +373,9 @@ impl Config {
         }
         if self.tls.is_none() && self.listen.iter().any(|at| matches!(at, Endpoint::Tcp(a) if !a.ip().is_loopback())) {
             warnings.push("clients on other machines connect without TLS: there is no `[tls]`".into());
+        }
+        if self.page.is_some() && self.metrics.is_some_and(|address| !address.ip().is_loopback()) {
+            warnings.push("the live page, and the token of its button, pass the network without encryption".into());
         }
         warnings.extend(access::warnings(&self.allow));
         warnings

@@ -26,13 +26,15 @@
 mod client;
 mod config;
 mod message;
+mod progress;
 pub mod rows;
 mod session_settings;
 
 pub use client::{Client, ControlError};
 pub use config::access::{Action, Network, Origin, Rule, TlsRequirement, allows};
-pub use config::{ANY, Config, ConfigError, Endpoint, Limits, SESSION_BYTES, TenantConfig, TlsFiles};
+pub use config::{ANY, Config, ConfigError, Endpoint, Limits, PageConfig, SESSION_BYTES, TenantConfig, TlsFiles};
 pub use message::{
     Activity, CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
 };
+pub use progress::{CompareReport, CopyReport, FollowReport, PhaseReport, Phases, Progress, ShortText, SwitchReport};
 pub use session_settings::SESSION_SETTINGS;

@@ -3,6 +3,7 @@
 //! The connection that asked for a pause holds it: when it ends, or the limit is reached, the sessions go on at the
 //! source.
 
+use crate::progress::Progress;
 use crate::rows;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -82,6 +83,13 @@ pub enum Request {
         /// Name of the tenant.
         tenant: String,
     },
+    /// Show the progress of the command that moves a tenant. The reply says if the operator has ordered the switch.
+    Progress {
+        /// Name of the tenant.
+        tenant: String,
+        /// Present progress.
+        progress: Box<Progress>,
+    },
 }
 
 impl fmt::Debug for Request {
@@ -103,6 +111,7 @@ impl fmt::Debug for Request {
             Request::Switch { tenant } => write!(f, "Switch({tenant})"),
             Request::Resume { tenant } => write!(f, "Resume({tenant})"),
             Request::Abandon { tenant } => write!(f, "Abandon({tenant})"),
+            Request::Progress { tenant, .. } => write!(f, "Progress({tenant})"),
         }
     }
 }
@@ -221,6 +230,11 @@ pub enum Reply {
     Resumed,
     /// Reply to [`Request::Abandon`].
     Abandoned,
+    /// Reply to [`Request::Progress`].
+    Shown {
+        /// True once for each order to switch that the operator has given at the proxy.
+        switch: bool,
+    },
     /// The request was refused; nothing has changed.
     Error {
         /// Reason for the refusal.

@@ -4,6 +4,7 @@ use crate::catalogs::{self, Definitions};
 use crate::follow_state::{FollowState, catch_up, compare_between};
 use crate::journal::{Journal, Phase, Record, SharedJournal};
 use crate::large_objects::LargeObjects;
+use crate::live_report::LiveReport;
 use crate::materialized_views::{refresh_before_switch, refresh_stale};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock, Witness};
@@ -86,8 +87,11 @@ impl Operation for Rollback<'_, '_> {
 ///
 /// A [`Failure`] with its reason and the state of the service; [`State::OnTarget`] if clients stay on the target.
 pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
+    let (observer, live) = LiveReport::begin(options, "fallback", observer);
     let reporter = Reporter::new(observer, "fallback");
-    retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await).await
+    let ended = retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await).await;
+    live.end(ended.as_ref().map(|_| "clients are on the source")).await;
+    ended
 }
 
 /// Makes one attempt; `None` if the proxy was lost with clients on the target, another one serves, and `may_go_on` is true.

@@ -83,6 +83,7 @@ mod guardian;
 mod hold;
 mod journal;
 mod large_objects;
+mod live_report;
 mod materialized_views;
 mod moved_slots;
 mod multi_target;

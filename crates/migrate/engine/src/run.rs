@@ -4,6 +4,7 @@
 use crate::clients::Clients;
 use crate::hold::after_switch;
 use crate::journal::{Journal, OtherTarget, Phase, Record, SharedJournal};
+use crate::live_report::LiveReport;
 use crate::options::{Failure, Options, State};
 use crate::owner::{CommandLock, Witness};
 use crate::progress::{Observer, Reporter};
@@ -28,8 +29,11 @@ use stillpoint_migrate_postgres::link::{Link, Purpose};
 ///
 /// A [`Failure`] with its reason and the state of the service.
 pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
+    let (observer, live) = LiveReport::begin(options, "migrate", observer);
     let reporter = Reporter::new(observer, "migrate");
-    retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await).await
+    let ended = retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await).await;
+    live.end(ended.as_ref().map(|_| "clients are on the target")).await;
+    ended
 }
 
 /// Makes one attempt; `None` if the proxy was lost before the switch, another one serves, and `may_go_on` is true.

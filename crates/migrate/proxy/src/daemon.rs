@@ -3,8 +3,8 @@
 use crate::control;
 use crate::descriptors;
 use crate::error::StartError;
+use crate::http;
 use crate::listen::{self, Listener, SocketFile};
-use crate::metrics;
 use crate::proxy::{Proxy, Settings};
 use crate::routes::Lock;
 use crate::secret_files;
@@ -108,7 +108,7 @@ async fn serve(
     let workers = Arc::new(Workers::start(count, &proxy)?);
     let mut tasks = tokio::task::JoinSet::new();
     if let Some(listener) = metrics {
-        tasks.spawn(metrics::serve(listener, proxy.clone()));
+        tasks.spawn(http::serve(listener, proxy.clone()));
     }
     for listener in clients {
         tasks.spawn(accept(listener, workers.clone()));

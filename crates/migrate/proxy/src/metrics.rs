@@ -1,68 +1,14 @@
-//! Metrics in Prometheus' text format, with the little HTTP that they need.
+//! Metrics in Prometheus' text format.
 
 use crate::counters::Counters;
+use crate::migration_view::MigrationView;
 use crate::proxy::Proxy;
-use std::collections::VecDeque;
 use std::fmt::Write;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use stillpoint_migrate_control::Activity;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
-
-/// Most bytes of a request's head, which must arrive within `SCRAPE_TIMEOUT`.
-const HEAD_BYTES_MAX: usize = 8 << 10;
-const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most scrapers at a time; at the limit the oldest one makes way.
-const SCRAPERS_MAX: usize = 16;
-
-/// Answers each scraper in a task of its own: a silent one does not block the others.
-pub(crate) async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
-    let (mut tasks, mut scrapers) = (JoinSet::new(), VecDeque::<AbortHandle>::new());
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                scrapers.retain(|scraper| !scraper.is_finished());
-                if scrapers.len() >= SCRAPERS_MAX
-                    && let Some(longest) = scrapers.pop_front()
-                {
-                    longest.abort();
-                }
-                let proxy = proxy.clone();
-                scrapers.push_back(tasks.spawn(async move {
-                    let _ = tokio::time::timeout(SCRAPE_TIMEOUT, answer(stream, &proxy)).await;
-                }));
-            }
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-        }
-        while tasks.try_join_next().is_some() {}
-    }
-}
-
-async fn answer(mut stream: TcpStream, proxy: &Proxy) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        if head.len() > HEAD_BYTES_MAX || stream.read_buf(&mut head).await? == 0 {
-            return Ok(());
-        }
-    }
-    let (status, body) = match head.split(|b| *b == b' ').nth(1) {
-        Some(b"/metrics") => ("200 OK", text(proxy)),
-        _ => ("404 Not Found", "see /metrics\n".into()),
-    };
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: \
-         close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body.as_bytes()).await
-}
 
 /// Text of all metrics.
-fn text(proxy: &Proxy) -> String {
+pub(crate) fn text(proxy: &Proxy) -> String {
     let sum = proxy.sum();
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let Counters { statements, bytes_up, bytes_down } = &sum;
@@ -91,10 +37,10 @@ fn text(proxy: &Proxy) -> String {
         let _ = write!(text, "# HELP stillpoint_proxy_{name} {help}\n# TYPE stillpoint_proxy_{name} {kind}\n");
         let _ = writeln!(text, "stillpoint_proxy_{name} {value}");
     }
-    let entries = proxy.directory.all();
+    let (entries, tenants) = (proxy.directory.all(), proxy.tenants());
     text +=
         "# HELP stillpoint_proxy_sessions Sessions by tenant and activity.\n# TYPE stillpoint_proxy_sessions gauge\n";
-    for tenant in proxy.tenants() {
+    for tenant in &tenants {
         for (name, activity) in [
             ("starting", Activity::Starting),
             ("idle", Activity::Idle),
@@ -107,9 +53,74 @@ fn text(proxy: &Proxy) -> String {
             let _ = writeln!(
                 text,
                 "stillpoint_proxy_sessions{{tenant=\"{}\",state=\"{name}\"}} {count}",
-                tenant.name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+                label(&tenant.name)
             );
         }
     }
+    let shown = tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.migration()?)));
+    put_migrations(&mut text, &shown.collect::<Vec<_>>());
     text
+}
+
+/// Value of a label.
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// Name of a metric after its prefix, its help, and its value, if there is one.
+type MigrationMetric = (&'static str, &'static str, fn(&MigrationView) -> Option<f64>);
+
+/// Metrics of commands that move tenants, as they report them.
+const MIGRATION_METRICS: [MigrationMetric; 12] = [
+    ("report_age_seconds", "Time since the command's last report.", |view| Some(view.age.as_secs_f64())),
+    ("ended", "1 if the command has ended, else 0.", |view| Some(f64::from(view.progress.ended.is_some()))),
+    ("holding", "1 if the command waits for an order to switch, else 0.", |view| {
+        Some(f64::from(view.progress.holding.is_some()))
+    }),
+    ("copied_bytes", "Bytes copied.", |view| Some(view.progress.copying?.bytes as f64)),
+    ("copy_size_bytes", "Size of the tables on the source.", |view| Some(view.progress.copying?.bytes_total as f64)),
+    ("copy_bytes_per_second", "Rate of the copy.", |view| Some(view.progress.copying?.bytes_per_s as f64)),
+    ("compared_rows", "Rows in the last comparison, all equal.", |view| Some(view.progress.compared?.rows as f64)),
+    ("lag_seconds", "Time from a commit on the source to its repetition.", |view| {
+        Some(view.progress.following?.lag_ms as f64 / 1e3)
+    }),
+    ("lag_bytes", "Bytes of the source's log that are not repeated.", |view| {
+        Some(view.progress.following?.lag_bytes as f64)
+    }),
+    ("applied_transactions_per_second", "Transactions that the apply workers repeat per second.", |view| {
+        Some(view.progress.following?.tps as f64)
+    }),
+    ("clients_kept_ratio", "Share of their usual throughput that clients keep.", |view| {
+        Some(view.progress.kept_percent? as f64 / 100.0)
+    }),
+    ("pause_seconds", "Time for which clients were paused at the switch.", |view| {
+        Some(view.progress.switched?.paused_us as f64 / 1e6)
+    }),
+];
+
+fn put_migrations(text: &mut String, shown: &[(String, MigrationView)]) {
+    if shown.is_empty() {
+        return;
+    }
+    let head = |text: &mut String, name: &str, help: &str| {
+        let _ = write!(text, "# HELP stillpoint_migration_{name} {help}\n# TYPE stillpoint_migration_{name} gauge\n");
+    };
+    head(text, "phase", "Phases that are under way.");
+    for (tenant, view) in shown {
+        let operation = label(&view.progress.operation);
+        for phase in view.progress.phases.present() {
+            let phase = label(&phase.name);
+            let labels = format!("{{tenant=\"{tenant}\",operation=\"{operation}\",phase=\"{phase}\"}}");
+            let _ = writeln!(text, "stillpoint_migration_phase{labels} 1");
+        }
+    }
+    for (name, help, value) in MIGRATION_METRICS {
+        let values: Vec<_> = shown.iter().filter_map(|(tenant, view)| Some((tenant, value(view)?))).collect();
+        if !values.is_empty() {
+            head(text, name, help);
+        }
+        for (tenant, value) in values {
+            let _ = writeln!(text, "stillpoint_migration_{name}{{tenant=\"{tenant}\"}} {value}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use crate::error::StartError;
 use crate::logins::Logins;
 use crate::mock_secret::MockSecret;
 use crate::mutex::lock;
+use crate::page_token::PageToken;
 use crate::pending_connections::PendingConnections;
 use crate::routes::{Lock, Routes};
 use crate::standby_place::Place;
@@ -26,6 +27,8 @@ use tokio_rustls::TlsAcceptor;
 pub(crate) struct Settings {
     pub(crate) config: Config,
     pub(crate) tls: Option<TlsAcceptor>,
+    /// Token of the live page's button.
+    pub(crate) page_token: Option<PageToken>,
 }
 
 impl fmt::Debug for Settings {
@@ -37,7 +40,9 @@ impl fmt::Debug for Settings {
 impl Settings {
     pub(crate) fn new(config: Config) -> Result<Settings, ConfigError> {
         let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
-        Ok(Settings { config, tls })
+        let page_token =
+            config.page.as_ref().and_then(|page| page.token.as_deref()).map(PageToken::load).transpose()?;
+        Ok(Settings { config, tls, page_token })
     }
 
     fn server(&self, name: &str) -> Option<Arc<Server>> {

@@ -5,6 +5,7 @@ use crate::command::{Command, Reporter};
 use crate::entry::Entry;
 use crate::error::Refusal;
 use crate::latency_histogram::LatencyHistogram;
+use crate::migration_view::{MigrationView, ShownMigration};
 use crate::mock_secret::MockSecret;
 use crate::mutex::lock;
 use crate::process_ids::ProcessIds;
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stillpoint_migrate_control::{Activity, TenantConfig};
+use stillpoint_migrate_control::{Activity, Progress, TenantConfig};
 use stillpoint_migrate_postgres::Server;
 use stillpoint_migrate_wire::scram::Verifier;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -55,6 +56,7 @@ pub(crate) struct Tenant {
     /// Histogram of its statements' durations.
     pub(crate) waits: Arc<LatencyHistogram>,
     state: Mutex<State>,
+    migration: Mutex<Option<ShownMigration>>,
     changed: watch::Sender<()>,
     /// A client has logged in, or a command has named the tenant.
     is_known: AtomicBool,
@@ -107,7 +109,7 @@ impl Tenant {
         };
         let (custom, waits) = (CustomNames::default(), Arc::default());
         let (changed, is_known) = (watch::Sender::new(()), AtomicBool::new(false));
-        Tenant { name, custom, waits, state: Mutex::new(state), changed, is_known }
+        Tenant { name, custom, waits, state: Mutex::new(state), migration: Mutex::default(), changed, is_known }
     }
 
     /// Keeps the tenant known: it is more than a name that a client has used.
@@ -118,6 +120,26 @@ impl Tenant {
     /// Returns true if the tenant stays known without sessions.
     pub(crate) fn is_kept(&self) -> bool {
         self.is_known.load(Ordering::Relaxed)
+    }
+
+    /// Shows the progress of the command that moves it. Returns true if the operator has ordered the switch.
+    pub(crate) fn show(&self, progress: Progress) -> bool {
+        self.keep();
+        ShownMigration::replace(&mut lock(&self.migration), progress)
+    }
+
+    /// The last report of a command that moves it.
+    pub(crate) fn migration(&self) -> Option<MigrationView> {
+        lock(&self.migration).as_ref().map(ShownMigration::view)
+    }
+
+    /// Orders the command that holds its migration to switch.
+    ///
+    /// # Errors
+    ///
+    /// No command holds one.
+    pub(crate) fn order_switch(&self) -> Result<(), &'static str> {
+        lock(&self.migration).as_mut().map_or(Err("no command has reported a migration"), ShownMigration::order)
     }
 
     /// Server that it is on.

@@ -17,6 +17,7 @@ mod guardian;
 mod hold;
 mod isolation_levels;
 mod lasting_faults;
+mod live_page;
 mod replay_modes;
 mod secrets;
 mod session_state;

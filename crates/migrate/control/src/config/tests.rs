@@ -51,6 +51,8 @@ fn what_is_wrong_is_named() {
         ("[tenants.shop]\nserver = \"a\"", "", "no tenant"),
         ("[\"127.0.0.1:6432\", \"/tmp/x/.s.PGSQL.6432\"]", "[]", "`listen`"),
         ("127.0.0.1:6432", "localhost", "\"localhost\" is neither"),
+        ("[servers.a]", "[page]\n[servers.a]", "`page` needs `metrics`"),
+        ("[servers.a]", "metrics = \"0.0.0.0:1\"\n[page]\n[servers.a]", "for this machine only"),
         ("[servers.a]", "workers = 0\n[servers.a]", "`workers` is 0"),
         ("[servers.a]", "socket_mode = \"999\"\n[servers.a]", "octal"),
         ("[servers.a]", "limits = { unnamed = 0 }\n[servers.a]", "`limits.unnamed` is 0"),
@@ -82,4 +84,19 @@ fn what_differs_is_named_and_how_it_is_written_is_not() {
     let other = Config::parse(&other).unwrap();
     assert_eq!(config.differences(&other), ["routes", "limits"]);
     assert_eq!(config.differences(&other.started_as(&config)), ["limits"]);
+}
+
+#[test]
+fn a_page_is_shown_under_this_machine_s_names_and_chosen_ones() {
+    let text = GOOD.replace("[servers.a]", "metrics = \"0.0.0.0:1\"\n[page]\nhosts = [\"Db.example\"]\n[servers.a]");
+    let config = Config::parse(&text).unwrap();
+    assert!(config.warnings().iter().any(|warning| warning.contains("live page")), "{:?}", config.warnings());
+    let page = config.page.unwrap();
+    for host in ["localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "[::1]", "db.EXAMPLE"] {
+        assert!(page.is_host(host), "{host}");
+    }
+    for host in ["", "example", "localhost.example", "0.0.0.0", "10.0.0.1", "127.0.0.1.example", "[::2]", "db.example."]
+    {
+        assert!(!page.is_host(host), "{host}");
+    }
 }

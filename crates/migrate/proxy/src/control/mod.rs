@@ -182,6 +182,7 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
             find(proxy, &tenant)?.abandon()?;
             Reply::Abandoned
         }
+        Request::Progress { tenant, progress } => Reply::Shown { switch: find(proxy, &tenant)?.show(*progress) },
     })
 }
 

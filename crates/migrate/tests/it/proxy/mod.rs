@@ -6,6 +6,7 @@ mod hostile_clients;
 mod large_messages;
 mod logins;
 mod metrics;
+mod page;
 mod passthrough;
 mod process_ids;
 mod regress;
