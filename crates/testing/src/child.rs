@@ -16,6 +16,16 @@ pub fn bound_command(program: &Path) -> Command {
     command
 }
 
+/// Runs a program to its end.
+///
+/// # Errors
+/// The program cannot be started, or it fails; with its error output.
+pub fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {text}")) }
+}
+
 /// Waits for a child that was not waited for yet.
 ///
 /// # Panics

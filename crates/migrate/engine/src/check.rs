@@ -8,7 +8,7 @@ use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
-use crate::{Capture, Options, Roles, definitions, fence, moved_slots, owner, rehearsal, roles, server_settings};
+use crate::{Capture, Options, Roles, definitions, fence, moved_slots, owner, poolers, rehearsal, roles, server_settings};
 use std::collections::HashSet;
 use std::time::Instant;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
@@ -44,6 +44,7 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
 /// Examines everything without a rehearsal.
 async fn examine(options: &Options) -> Result<Report, Error> {
     let Options { source, accepted, .. } = options;
+    poolers::refuse_poolers(options).await?;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
     if let Some(owner) = owner::owner(&mut fence::connect_beside(source).await?, &source.database).await? {
@@ -93,6 +94,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         looked => looked?,
     }
     find_direct_sessions(&mut link, options, by, &mut findings).await?;
+    poolers::look_behind_proxy(options, &mut findings).await;
     if by.is_by_proxy() {
         refuse_uncapturable(can, wanted, &mut findings);
     }

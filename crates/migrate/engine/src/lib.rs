@@ -91,6 +91,7 @@ mod object_names;
 mod options;
 mod owner;
 mod phases;
+mod poolers;
 mod priority;
 mod progress;
 mod proxy_client;

@@ -76,6 +76,11 @@ impl ProxyClient {
         }
     }
 
+    /// Returns the server that serves the tenant now, as the proxy reaches it; `None` if the proxy does not know the tenant.
+    pub(crate) async fn server(&mut self) -> Result<Option<stillpoint_migrate_postgres::Server>, Error> {
+        Ok(self.tenant_status().await?.map(|tenant| tenant.server))
+    }
+
     /// Returns the server that serves the tenant now; `None` if the proxy does not know the tenant.
     pub(crate) async fn serving(&mut self) -> Result<Option<(String, u16)>, Error> {
         Ok(self.tenant_status().await?.map(|tenant| (tenant.server.host, tenant.server.port)))

@@ -6,6 +6,7 @@
 
 mod conninfo;
 mod error;
+mod pooler;
 mod server;
 pub mod session_settings;
 
@@ -28,6 +29,7 @@ use tokio::net::TcpStream;
 
 pub use conninfo::of_database;
 pub use error::ServerError;
+pub use pooler::Pooler;
 pub use server::{APPLICATION, Server};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

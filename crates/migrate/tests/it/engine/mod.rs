@@ -12,6 +12,7 @@ mod faults;
 mod hold;
 mod moved_slots;
 mod operators;
+mod poolers;
 mod redefinition;
 mod regress;
 mod rehearsal;

@@ -5,6 +5,7 @@ use crate::proxy::support::repeated_capture::RepeatedCapture;
 use crate::proxy::support::{Proxy, certificate, server};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stillpoint_testing::child::run;
 use stillpoint_testing::postgresql::{Cluster, available};
 use stillpoint_testing::{recipes, skipped};
 use tempfile::TempDir;
@@ -14,12 +15,6 @@ const JDBC: &str = "/usr/share/java/postgresql.jar";
 const NODE_MODULES: &str = "/usr/share/nodejs";
 const NODE_POSTGRES: &str = "pg@8.16.3";
 const PYTHON_DRIVERS: [&str; 2] = ["psycopg[binary]", "asyncpg"];
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {text}")) }
-}
 
 /// A Python that has the drivers, or the reason why there is none.
 fn python() -> Result<PathBuf, String> {

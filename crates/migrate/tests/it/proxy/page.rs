@@ -6,10 +6,12 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 use std::time::Duration;
 use stillpoint_migrate_control::{Client, Progress, Reply, Request, ShortText};
 use stillpoint_testing::port::free_port;
 use stillpoint_testing::postgresql::{Cluster, available};
+use stillpoint_testing::{skipped, wait::until};
 use tempfile::TempDir;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -145,6 +147,28 @@ fn a_switch_is_ordered_by_the_token_alone_and_from_the_page_alone() {
         assert!(bench.show(Some("no switch is ordered")), "{origin}");
         assert!(!bench.show(Some("no switch is ordered")), "an order is given once");
     }
+}
+
+#[test]
+fn texts_of_others_are_texts_in_a_browser() {
+    const BROWSER: &str = "chromium-headless-shell";
+    if Command::new(BROWSER).arg("--version").output().is_err() {
+        return skipped("chromium-headless-shell is not installed");
+    }
+    let bench = without_server("page = { TOKEN }");
+    let profile = TempDir::with_prefix("stillpoint-browser-").expect("make a directory");
+    let text = until("the page to show the migration", || {
+        bench.show(Some("<b>no</b> switch is ordered"));
+        let mut browser = Command::new(BROWSER);
+        browser.args(["--no-sandbox", "--disable-gpu", "--dump-dom", "--timeout=3000"]);
+        browser.arg(format!("--user-data-dir={}", profile.path().display()));
+        let output = browser.arg(format!("http://127.0.0.1:{}/", bench.port)).output().expect("run the browser");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.contains("Migration of postgres").then_some(text)
+    });
+    assert!(text.contains("to &lt;img src=x onerror=alert(1)&gt;; clients are on"), "{text}");
+    assert!(text.contains("Clients stay: &lt;b&gt;no&lt;/b&gt; switch is ordered."), "{text}");
+    assert!(!text.contains("<img") && text.contains("catch-up ..."), "{text}");
 }
 
 #[test]
