@@ -8,7 +8,9 @@ use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
-use crate::{Capture, Options, Roles, definitions, fence, moved_slots, owner, poolers, rehearsal, roles, server_settings};
+use crate::{
+    Capture, Options, Roles, definitions, fence, moved_slots, owner, poolers, rehearsal, roles, server_settings,
+};
 use std::collections::HashSet;
 use std::time::Instant;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};

@@ -87,7 +87,10 @@ fn record_numbers(progress: &mut Progress, event: &migrate::Event) {
         migrate::Event::SwitchedOver { paused_us, drained_us, sessions } => {
             progress.switched = Some(SwitchReport { paused_us, drained_us, sessions });
         }
-        migrate::Event::TargetDropped { .. } => {}
+        migrate::Event::TargetDropped { .. }
+        | migrate::Event::Redefining { .. }
+        | migrate::Event::Redefined { .. }
+        | migrate::Event::SlotMade { .. } => {}
     }
 }
 
