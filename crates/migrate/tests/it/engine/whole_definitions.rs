@@ -6,7 +6,7 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Observer, Options, Roles, Verdict, check, fallback, finish, run};
 use stillpoint_testing::postgresql::{Cluster, available};
 
-/// What a dump says about the database and its objects, without comments and psql's lock, which has a random word.
+/// Lines of a dump about the database and its objects, without comments and psql's lock, which has a random word.
 fn definitions(cluster: &Cluster, database: &str) -> Vec<String> {
     let mut dump = cluster.client("pg_dump");
     let output = dump.args(["--create", "--schema-only", database]).output().expect("run pg_dump");
