@@ -21,6 +21,7 @@ pub(crate) struct ColumnShape {
     default: Option<String>,
     /// Expression of a generated column.
     generated: Option<String>,
+    /// Empty for a partition: since version 17 it has the identity of its partitioned table, which older ones do not pass on.
     identity: String,
     storage: String,
     statistics: i32,
@@ -65,7 +66,7 @@ pub(crate) async fn read(link: &mut Link) -> Result<Vec<TableShape>, Error> {
              WHERE l.oid = a.attcollation) END, 'not_null', a.attnotnull, \
              'default', CASE a.attgenerated WHEN '' THEN pg_get_expr(d.adbin, d.adrelid) END, \
              'generated', CASE a.attgenerated WHEN '' THEN NULL ELSE pg_get_expr(d.adbin, d.adrelid) END, \
-             'identity', a.attidentity::text, 'storage', a.attstorage::text, 'statistics', coalesce(a.attstattarget, -1), \
+             'identity', CASE WHEN c.relispartition THEN '' ELSE a.attidentity::text END, 'storage', a.attstorage::text, 'statistics', coalesce(a.attstattarget, -1), \
              'compression', a.attcompression::text, 'options', \
              array_to_string(ARRAY(SELECT o FROM unnest(a.attoptions) o WHERE o !~ '^pg_'), ', ')) ORDER BY a.attnum) \
              FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND \
