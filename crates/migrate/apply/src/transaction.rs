@@ -493,11 +493,53 @@ pub(crate) mod tests {
     fn changed_definitions_are_errors() {
         let mut assembler = assembler(&table_def(true));
         let mut other = relation(&table_def(true));
-        other.columns.pop();
+        other.columns.push(Column { name: "later".into(), key: false, type_oid: 25 });
         assert!(assembler.take(Message::Relation(other), 0).unwrap_err().to_string().contains("different columns"));
         let mut new = relation(&table_def(true));
         new.oid = 6;
         assert!(assembler.take(Message::Relation(new), 0).unwrap_err().to_string().contains("is new"));
+    }
+
+    /// Columns that are added later have no value yet, and those that are dropped later have one still.
+    #[test]
+    fn rows_of_other_columns_are_brought_into_the_order_of_the_table() {
+        let def = table_def(true);
+        let inventory = Inventory { tables: vec![def.clone()], partitioned: Vec::new(), sequences: Vec::new() };
+        let mut partial = PartialTables::default();
+        partial.dropped.insert((5, "gone".into()));
+        let mut assembler = Assembler::new(&inventory, partial, 0);
+        let mut other = relation(&def);
+        other.columns =
+            ["gone", "note", "id"].map(|name| Column { name: name.into(), key: name == "id", type_oid: 25 }).to_vec();
+        assert!(assembler.take(Message::Relation(other), 0).unwrap().is_none());
+        let changes = vec![Message::Insert { relation: 5, new: row(["g", "n", "7"]) }];
+        let Item::Transaction(whole) = transaction(&mut assembler, changes) else { panic!("it is a transaction") };
+        let Write::Insert { table, new } = &whole.writes[0] else { panic!("it is an insert") };
+        assert_eq!(table.def.columns.iter().map(|column| column.name.as_str()).collect::<Vec<_>>(), ["note", "id"]);
+        assert_eq!((&new[..], table.key.as_deref()), (&row(["n", "7", ""])[..2], Some(&[1][..])));
+        assert_ne!(table.version, 0);
+    }
+
+    /// A change that the snapshot of a later copy sees is in the copied rows.
+    #[test]
+    fn changes_that_a_copy_holds_are_left_out() {
+        let def = table_def(true);
+        let inventory = Inventory { tables: vec![def.clone()], partitioned: Vec::new(), sequences: Vec::new() };
+        for (snapshot, is_left_out) in [("4:4:", true), ("3:3:", false), ("3:9:3", false)] {
+            let mut partial = PartialTables::default();
+            partial.copied.insert(5, SourceSnapshot::parse(snapshot).unwrap());
+            let mut assembler = Assembler::new(&inventory, partial, 0);
+            assembler.take(Message::Relation(relation(&def)), 0).unwrap();
+            let changes = vec![Message::Insert { relation: 5, new: row(["1", "a", "b"]) }];
+            let item = transaction(&mut assembler, changes);
+            assert_eq!(matches!(item, Item::Position(12)), is_left_out, "{snapshot}: {item:?}");
+        }
+        let mut partial = PartialTables::default();
+        partial.copying.insert(5);
+        let mut assembler = Assembler::new(&inventory, partial, 0);
+        assembler.take(Message::Relation(relation(&def)), 0).unwrap();
+        let changes = vec![Message::Delete { relation: 5, old: row(["1", "a", "b"]) }];
+        assert!(matches!(transaction(&mut assembler, changes), Item::Position(12)));
     }
 
     #[test]
