@@ -225,7 +225,8 @@ fn no_secret_is_told_or_written_down() {
     // The target refuses a row that comes after the snapshot.
     let failing = told.stuck();
     told.assert_private();
-    testbed.target.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-twice', '')"));
+    let writable = "SET TRANSACTION READ WRITE";
+    testbed.target.sql("shop", &format!("{writable}; INSERT INTO kept VALUES ('{VALUE}-twice', '')"));
     clients[0].say(&format!("INSERT INTO kept VALUES ('{VALUE}-twice', '{VALUE}');"));
     until("its row", || (testbed.source.sql("shop", "SELECT count(*) FROM kept") == "4").then_some(()));
     told.run(&["status"]);

@@ -36,6 +36,9 @@ const SCHEMA: &str = "
 /// Rows of one kilobyte; the copy takes some seconds beside clients that suffer.
 const ROWS: u32 = 100_000;
 
+/// Sessions of others begin read-only on a side that follows.
+const WRITABLE: &str = "SET TRANSACTION READ WRITE; ";
+
 /// Changes of a third party at the target, before both sides are compared.
 const MEDDLING: &str = "
     INSERT INTO first VALUES (-3, 0);
@@ -59,7 +62,7 @@ async fn what_differs_is_named() {
     let observer: Observer = Arc::new(move |event: Event| {
         println!("{:?}", event.kind);
         if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "compare") {
-            meddling.target.sql("shop", MEDDLING);
+            meddling.target.sql("shop", &format!("{WRITABLE}{MEDDLING}"));
         }
     });
     let options = Options { share: 0.0, ..bench.options("shop") };
@@ -222,7 +225,7 @@ async fn large_values_that_differ_are_found() {
         if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "compare") {
             for kind in ["bytea", "text", "varchar", "json", "xml", "jsonb"] {
                 let other = format!("UPDATE of_{kind} SET v = ('\"' || repeat('x', 199999) || 'y\"')::{kind}");
-                meddling.target.sql("shop", &other);
+                meddling.target.sql("shop", &format!("{WRITABLE}{other}"));
             }
         }
     });

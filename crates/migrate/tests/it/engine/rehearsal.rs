@@ -58,8 +58,9 @@ fn options(source: &Cluster, target: &Cluster, database: &str) -> Options {
     Options { rehearse: true, ..Options::new(source, target, nowhere.clone(), nowhere) }
 }
 
+/// Findings with a verdict, except about poolers: those before a proxy are never looked at.
 fn of(report: &Report, verdict: Verdict) -> Vec<&Finding> {
-    report.findings.iter().filter(|finding| finding.verdict == verdict).collect()
+    report.findings.iter().filter(|finding| finding.verdict == verdict && finding.kind != "pooler").collect()
 }
 
 /// Databases of a cluster, except those that every cluster has.
