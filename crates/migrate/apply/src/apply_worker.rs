@@ -91,22 +91,22 @@ const BEGIN_NAME: &str = "begin";
 const COMMIT_NAME: &str = "commit";
 const STAMPS_NAME: &str = "stamps";
 
-/// Key of the lock that each worker's session holds on the database.
-const WORKERS_LOCK: &str = "1937009776, 1635086706";
+/// Key of the lock that each worker's session holds on the database, in two parts.
+const WORKERS_LOCK: [u32; 2] = [0x7374_6c70, 0x6170_706c];
 /// Time to wait for sessions of earlier workers, in milliseconds; then they are terminated.
 const EARLIER_WORKERS_TIMEOUT_MS: u32 = 5000;
 
 /// Waits until no worker of an earlier replay has a session on this database: it may commit after its client is gone.
 pub(crate) async fn wait_for_earlier_workers(link: &mut Link) -> Result<(), Error> {
+    let [class, object] = WORKERS_LOCK;
     let lock = format!(
-        "BEGIN; SET LOCAL lock_timeout = {EARLIER_WORKERS_TIMEOUT_MS}; SELECT pg_advisory_xact_lock({WORKERS_LOCK}); COMMIT"
+        "BEGIN; SET LOCAL lock_timeout = {EARLIER_WORKERS_TIMEOUT_MS}; SELECT pg_advisory_xact_lock({class}, {object}); COMMIT"
     );
     match link.query(&lock).await {
         Err(ServerError::Sql { code, .. }) if code == "55P03" => {}
         waited => return Ok(waited.map(drop)?),
     }
     link.query("ROLLBACK").await?;
-    let [class, object] = WORKERS_LOCK.split_once(", ").map_or(["0"; 2], <[&str; 2]>::from);
     link.query(&format!(
         "SELECT pg_terminate_backend(l.pid, {EARLIER_WORKERS_TIMEOUT_MS}) FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
          WHERE l.locktype = 'advisory' AND l.classid = {class} AND l.objid = {object} AND d.datname = current_database()"
@@ -127,7 +127,8 @@ impl ApplyWorker {
             ("plan_cache_mode", "force_generic_plan"),
         ];
         let mut link = Link::connect(target, Purpose::Statements, &settings).await?;
-        link.query(&format!("SELECT pg_advisory_lock_shared({WORKERS_LOCK})")).await?;
+        let [class, object] = WORKERS_LOCK;
+        link.query(&format!("SELECT pg_advisory_lock_shared({class}, {object})")).await?;
         let stamps = "INSERT INTO stillpoint.applied (stamps) VALUES ($1::bigint[])";
         let fixed = [(BEGIN_NAME, "BEGIN"), (COMMIT_NAME, "COMMIT"), (STAMPS_NAME, stamps)];
         for (name, sql) in fixed {

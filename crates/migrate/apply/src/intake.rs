@@ -36,6 +36,14 @@ pub struct SourceSnapshot {
     pub in_progress: Vec<u64>,
 }
 
+impl std::fmt::Display for SourceSnapshot {
+    /// The text that [`SourceSnapshot::parse`] reads.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let running: Vec<String> = self.in_progress.iter().map(u64::to_string).collect();
+        write!(f, "{0}:{0}:{1}", self.end, running.join(","))
+    }
+}
+
 /// Commands of the manager to the conductor.
 pub(crate) enum Command {
     /// Answers when everything before the marker is applied.

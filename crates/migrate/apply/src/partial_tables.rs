@@ -5,8 +5,25 @@
 
 use crate::Error;
 use crate::intake::SourceSnapshot;
+use crate::pgoutput::Lsn;
 use std::collections::{HashMap, HashSet};
 use stillpoint_migrate_postgres::link::{Link, literal, number, text};
+
+/// The snapshot with which a table was copied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopySnapshot {
+    /// Snapshot of the source.
+    pub snapshot: SourceSnapshot,
+    /// Position in the log after every commit that it sees. Numbers of transactions come again; positions do not.
+    pub until: Lsn,
+}
+
+impl CopySnapshot {
+    /// Returns true if the copied rows contain the changes of a transaction with this number and position of its commit.
+    pub(crate) fn contains(&self, xid: u32, commit: Lsn) -> bool {
+        commit < self.until && self.snapshot.sees(xid)
+    }
+}
 
 /// Records about such tables, by their numbers on the source.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,8 +32,8 @@ pub struct PartialTables {
     pub copying: HashSet<u32>,
     /// Tables that are gone on the source: earlier changes of theirs are not repeated.
     pub gone: HashSet<u32>,
-    /// Tables that were copied, each with the snapshot: it shows which changes their rows contain.
-    pub copied: HashMap<u32, SourceSnapshot>,
+    /// Tables that were copied: which changes their rows contain.
+    pub copied: HashMap<u32, CopySnapshot>,
     /// Columns that were dropped; earlier changes still contain them.
     pub dropped: HashSet<(u32, String)>,
 }
@@ -25,7 +42,7 @@ impl PartialTables {
     /// Statements that create their tables in our schema.
     pub(crate) const INSTALL: &'static str = "CREATE TABLE IF NOT EXISTS stillpoint.copying (relation oid PRIMARY KEY); \
          CREATE TABLE IF NOT EXISTS stillpoint.gone (relation oid PRIMARY KEY); \
-         CREATE TABLE IF NOT EXISTS stillpoint.copied (relation oid PRIMARY KEY, snapshot text NOT NULL); \
+         CREATE TABLE IF NOT EXISTS stillpoint.copied (relation oid PRIMARY KEY, snapshot text NOT NULL, until bigint NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.dropped (relation oid, name text, PRIMARY KEY (relation, name)); \
          TRUNCATE stillpoint.copying, stillpoint.gone, stillpoint.copied, stillpoint.dropped; ";
 
@@ -40,9 +57,12 @@ impl PartialTables {
         }
         let copying = link.query("SELECT relation FROM stillpoint.copying").await?;
         let gone = link.query("SELECT relation FROM stillpoint.gone").await?;
-        let copied = link.query("SELECT relation, snapshot FROM stillpoint.copied").await?;
+        let copied = link.query("SELECT relation, snapshot, until FROM stillpoint.copied").await?;
         let dropped = link.query("SELECT relation, name FROM stillpoint.dropped").await?;
-        let snapshot = |row| Ok((number(row, 0), SourceSnapshot::parse(&text(row, 1))?));
+        let snapshot = |row| {
+            let snapshot = SourceSnapshot::parse(&text(row, 1))?;
+            Ok((number(row, 0), CopySnapshot { snapshot, until: number(row, 2) }))
+        };
         Ok(PartialTables {
             copying: copying.iter().map(|row| number(row, 0)).collect(),
             gone: gone.iter().map(|row| number(row, 0)).collect(),
@@ -82,12 +102,13 @@ impl PartialTables {
     }
 
     /// Statements that record that these tables were copied with a snapshot, and no other is to be copied.
-    pub fn record_copied(tables: impl IntoIterator<Item = u32>, snapshot: &str) -> String {
-        let snapshot = literal(snapshot);
+    pub fn record_copied(tables: impl IntoIterator<Item = u32>, copied: &CopySnapshot) -> String {
+        let CopySnapshot { snapshot, until } = copied;
+        let snapshot = literal(&snapshot.to_string());
         let record = |oid| {
             format!(
-                "INSERT INTO stillpoint.copied VALUES ({oid}, {snapshot}) ON CONFLICT (relation) DO UPDATE SET snapshot = \
-                 EXCLUDED.snapshot; "
+                "INSERT INTO stillpoint.copied VALUES ({oid}, {snapshot}, {until}) ON CONFLICT (relation) DO UPDATE SET snapshot \
+                 = EXCLUDED.snapshot, until = EXCLUDED.until; "
             )
         };
         tables.into_iter().map(record).chain(["DELETE FROM stillpoint.copying; ".to_owned()]).collect()

@@ -1,9 +1,8 @@
 //! Assembles messages of the stream into whole transactions with their tokens; data only.
 
 use crate::Error;
-use crate::intake::SourceSnapshot;
 use crate::inventory::{Inventory, TableDef};
-use crate::partial_tables::PartialTables;
+use crate::partial_tables::{CopySnapshot, PartialTables};
 use crate::pgoutput::{Lsn, Message, Relation, Tuple, Value};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -106,7 +105,7 @@ enum Streamed {
         /// Places in the stream of the columns of the table; `None` if they are all, in their order.
         places: Option<Vec<usize>>,
         /// Snapshot with which the table was copied while others were followed.
-        copied: Option<SourceSnapshot>,
+        copied: Option<CopySnapshot>,
     },
 }
 
@@ -120,6 +119,8 @@ pub(crate) struct Assembler {
     partial: PartialTables,
     tables: HashMap<u32, Streamed>,
     open: Option<Transaction>,
+    /// Position of the open transaction's commit.
+    commit: Lsn,
     marker: Option<String>,
     /// Transactions that end up to this position are early.
     horizon: Lsn,
@@ -131,13 +132,23 @@ impl Assembler {
     /// Makes an assembler; transactions that commit up to the `horizon` are early.
     pub(crate) fn new(inventory: &Inventory, partial: PartialTables, horizon: Lsn) -> Assembler {
         let inventory = inventory.tables.iter().map(|table| (table.oid, table.clone())).collect();
-        Assembler { inventory, partial, tables: HashMap::new(), open: None, marker: None, horizon, ours: false }
+        Assembler {
+            inventory,
+            partial,
+            tables: HashMap::new(),
+            open: None,
+            commit: 0,
+            marker: None,
+            horizon,
+            ours: false,
+        }
     }
 
     /// Takes the next message; `size` is its size in the stream, in bytes.
     pub(crate) fn take(&mut self, message: Message, size: u64) -> Result<Option<Item>, Error> {
         match message {
-            Message::Begin { xid, .. } => {
+            Message::Begin { xid, commit_lsn } => {
+                self.commit = commit_lsn;
                 let writes = Vec::new();
                 self.open = Some(Transaction { stamp: 0, xid, writes, bytes: 0, told: None, early: false });
                 (self.marker, self.ours) = (None, false);
@@ -209,8 +220,8 @@ impl Assembler {
         let known =
             known.ok_or_else(|| Error::Pgoutput(format!("a change of relation {oid}, which was not described")))?;
         let Streamed::Table { table, places, copied } = known else { return Ok(None) };
-        let xid = self.open.as_ref().map(|open| open.xid);
-        if copied.as_ref().zip(xid).is_some_and(|(copied, xid)| copied.sees(xid)) {
+        let is_copied = |(copied, open): (&CopySnapshot, &Transaction)| copied.contains(open.xid, self.commit);
+        if copied.as_ref().zip(self.open.as_ref()).is_some_and(is_copied) {
             return Ok(None);
         }
         for row in rows.iter_mut().filter(|_| places.is_some()) {
@@ -359,6 +370,7 @@ fn hash<T: Hash>(values: impl Iterator<Item = T>) -> u64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::intake::SourceSnapshot;
     use crate::inventory::{ColumnDef, UniqueIndex};
     use crate::pgoutput::Column;
 
@@ -525,14 +537,19 @@ pub(crate) mod tests {
     fn changes_that_a_copy_holds_are_left_out() {
         let def = table_def(true);
         let inventory = Inventory { tables: vec![def.clone()], partitioned: Vec::new(), sequences: Vec::new() };
-        for (snapshot, is_left_out) in [("4:4:", true), ("3:3:", false), ("3:9:3", false)] {
+        // A transaction that commits later has a number that came again.
+        for (snapshot, until, is_left_out) in
+            [("4:4:", 11, true), ("3:3:", 11, false), ("3:9:3", 11, false), ("4:4:", 10, false)]
+        {
             let mut partial = PartialTables::default();
-            partial.copied.insert(5, SourceSnapshot::parse(snapshot).unwrap());
+            let snapshot = SourceSnapshot::parse(snapshot).unwrap();
+            assert_eq!(SourceSnapshot::parse(&snapshot.to_string()).unwrap(), snapshot);
+            partial.copied.insert(5, CopySnapshot { snapshot: snapshot.clone(), until });
             let mut assembler = Assembler::new(&inventory, partial, 0);
             assembler.take(Message::Relation(relation(&def)), 0).unwrap();
             let changes = vec![Message::Insert { relation: 5, new: row(["1", "a", "b"]) }];
             let item = transaction(&mut assembler, changes);
-            assert_eq!(matches!(item, Item::Position(12)), is_left_out, "{snapshot}: {item:?}");
+            assert_eq!(matches!(item, Item::Position(12)), is_left_out, "{snapshot}, {until}: {item:?}");
         }
         let mut partial = PartialTables::default();
         partial.copying.insert(5);

@@ -42,8 +42,8 @@ pub(crate) fn between<'e>(then: &'e [Entry], now: &'e [Entry], target: &'e [Entr
     for (key, entry) in &wanted {
         match (known.get(key), present.get(key)) {
             (_, None) => changes.added.push(entry),
-            (Some(before), Some(_)) if is_same(before, entry) => {}
-            (None, Some(there)) if is_same(there, entry) => {}
+            (Some(before), Some(_)) if is_same(before, entry, is_identity) => {}
+            (None, Some(there)) if is_same(there, entry, is_ours_on_target) => {}
             (before, Some(there)) => changes.changed.push((before.unwrap_or(there), entry)),
         }
     }
@@ -63,9 +63,8 @@ fn places(entries: &[Entry]) -> BTreeMap<u32, usize> {
 pub(crate) fn differing(one: &[Entry], other: &[Entry]) -> Vec<String> {
     let (left, right) = (keyed(one), keyed(other));
     let differs = |(key, entry): (&Key<'_>, &&Entry)| match right.get(key) {
-        Some(same) => {
-            (!is_same(entry, same)).then(|| format!("{} ({})", entry.display(), first_difference(entry, same)))
-        }
+        Some(same) => (!is_same(entry, same, is_ours_on_target))
+            .then(|| format!("{} ({})", entry.display(), first_difference(entry, same))),
         None => Some(entry.display()),
     };
     let missing = right.iter().filter(|(key, _)| !left.contains_key(*key)).map(|(_, entry)| entry.display());
@@ -75,7 +74,10 @@ pub(crate) fn differing(one: &[Entry], other: &[Entry]) -> Vec<String> {
 fn first_difference(one: &Entry, other: &Entry) -> String {
     let lines = |entry: &Entry| {
         let lines = entry.definition.lines().map(|line| line.trim().to_owned());
-        lines.filter(|line| !line.is_empty() && !is_ours(line)).chain([entry.owner.clone()]).collect::<Vec<_>>()
+        lines
+            .filter(|line| !line.is_empty() && !is_ours_on_target(line))
+            .chain([entry.owner.clone()])
+            .collect::<Vec<_>>()
     };
     let (left, right) = (lines(one), lines(other));
     let at = left.iter().zip(&right).position(|(left, right)| left != right).unwrap_or(left.len().min(right.len()));
@@ -83,7 +85,7 @@ fn first_difference(one: &Entry, other: &Entry) -> String {
     format!("`{}` instead of `{}`", line(&left), line(&right))
 }
 
-fn is_same(one: &Entry, other: &Entry) -> bool {
+fn is_same(one: &Entry, other: &Entry, is_ours: fn(&str) -> bool) -> bool {
     let lines = |entry: &Entry| {
         let all = entry.definition.lines().map(str::to_owned);
         // The bodies of others may hold anything.
@@ -98,13 +100,17 @@ fn is_same(one: &Entry, other: &Entry) -> bool {
     one.owner == other.owner && one.storage == other.storage && lines(one) == lines(other)
 }
 
-/// Returns true for a line about what a migration changes for its time: replica identities, and triggers that would fire in
-/// sessions that replay.
-fn is_ours(line: &str) -> bool {
+/// Returns true for a line about a replica identity, which a migration may change on both sides.
+fn is_identity(line: &str) -> bool {
+    line.starts_with("ALTER TABLE ") && find_outside(line, " REPLICA IDENTITY ").is_some()
+}
+
+/// Returns true for a line about what a migration changes for its time on the target: replica identities, and triggers and rules
+/// that would fire in sessions that replay.
+fn is_ours_on_target(line: &str) -> bool {
     let is_of = |needle: &str| find_outside(line, needle).is_some();
-    line.starts_with("ALTER TABLE ")
-        && (is_of(" REPLICA IDENTITY ")
-            || [" ENABLE ", " DISABLE "].iter().any(|word| is_of(word)) && (is_of(" TRIGGER ") || is_of(" RULE ")))
+    let enables = [" ENABLE ", " DISABLE "].iter().any(|word| is_of(word)) && (is_of(" TRIGGER ") || is_of(" RULE "));
+    is_identity(line) || line.starts_with("ALTER TABLE ") && enables
 }
 
 /// Place of `needle` in a statement, outside of quotes.
@@ -271,6 +277,14 @@ mod tests {
             !differing(&plain, &of("CREATE TABLE public.t ();\nALTER TABLE public.t ENABLE ROW LEVEL SECURITY;\n"))
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn a_trigger_that_is_disabled_is_a_change_of_the_source() {
+        let of = |text: &str| [entry("TRIGGER", "t", &format!("CREATE TRIGGER t;\n\n{text}"))];
+        let (enabled, disabled) = (of(""), of("ALTER TABLE public.t DISABLE TRIGGER t;\n"));
+        assert_eq!(between(&enabled, &disabled, &enabled).changed.len(), 1);
+        assert!(differing(&enabled, &disabled).is_empty(), "on the target it may be one for the time of the migration");
     }
 
     #[test]

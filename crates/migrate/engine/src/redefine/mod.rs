@@ -45,10 +45,10 @@ use std::time::Duration;
 use stillpoint_events::migrate;
 use stillpoint_host::kernel_files;
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
-use stillpoint_migrate_apply::partial_tables::PartialTables;
+use stillpoint_migrate_apply::partial_tables::{CopySnapshot, PartialTables};
 use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
 use stillpoint_migrate_apply::throttle::Throttle;
-use stillpoint_migrate_apply::{BARRIER_TIMEOUT, Error, Feed, Follower, Plan};
+use stillpoint_migrate_apply::{BARRIER_TIMEOUT, Error, Feed, Follower, Plan, SourceSnapshot};
 use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, identifier, literal, number, text};
 use table_shape::TableShape;
 
@@ -77,7 +77,9 @@ pub(crate) fn may_be_cause(error: &Error) -> bool {
     match error {
         Error::SchemaChanged(_) | Error::CatalogsChanged(_) => true,
         // A value, a constraint, a name.
-        _ => error.sqlstate().is_some_and(|state| ["22", "23", "42", "0A"].contains(&&state[..2])),
+        _ => {
+            error.sqlstate().is_some_and(|state| ["22", "23", "42", "0A"].iter().any(|class| state.starts_with(class)))
+        }
     }
 }
 
@@ -115,7 +117,10 @@ pub(crate) struct Redefinition<'r, 'j> {
     known: Definitions,
     /// Shapes of the tables as the target has them.
     shapes: Vec<TableShape>,
+    /// Connection that holds the snapshot of the source.
     source: Link,
+    /// Connection that sees the source as it is now.
+    asking: Link,
     target: Link,
     /// Changed entries of this round that are made.
     done: HashSet<u32>,
@@ -152,9 +157,16 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         if let Some(why) = definitions::cannot_dump(majors.1).await {
             return Err(Error::SchemaChanged(format!("{}; they cannot be repeated: {why}", changes.join("; "))));
         }
-        reporter.report(migrate::Event::Redefining { changes: changes.clone() });
-        let extensions =
+        let extensions: Vec<String> =
             changes.iter().filter_map(|change| change.strip_prefix("changed extension ")).map(str::to_owned).collect();
+        for name in &extensions {
+            let [here, there] = extension_versions(&mut source, &mut target, name).await?;
+            if here == there {
+                // No dump holds its members, its schema's name or its owner.
+                return Err(Error::SchemaChanged(format!("changed extension {name}, and not its version")));
+            }
+        }
+        reporter.report(migrate::Event::Redefining { changes: changes.clone() });
         let before = entries(&journal.lock().read_dump(number)?)?.into();
         let shapes = kept_shapes(&mut target).await?;
         Ok(Some(Redefinition {
@@ -167,6 +179,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             known,
             shapes,
             source,
+            asking: Link::connect(&options.source, Purpose::Statements, &[]).await?,
             target,
             done: HashSet::new(),
             made: HashSet::new(),
@@ -399,7 +412,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         &mut self,
         follower: &mut Follower,
         now: &SourceDefinitions,
-    ) -> Result<Option<(String, String)>, Error> {
+    ) -> Result<Option<(String, CopySnapshot)>, Error> {
         self.source.query("ROLLBACK").await?;
         let wanted = follower.mark().await?;
         while follower.status().position < wanted {
@@ -413,9 +426,13 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             self.source.query("ROLLBACK").await?;
             return Ok(None);
         }
-        let row = self.source.query("SELECT pg_export_snapshot(), pg_current_snapshot()").await?;
+        let row = self
+            .source
+            .query("SELECT pg_export_snapshot(), pg_current_snapshot(), pg_current_wal_insert_lsn()")
+            .await?;
         let row = row.into_iter().next().unwrap_or_default();
-        Ok(Some((text(&row, 0), text(&row, 1))))
+        let until = replication_objects::lsn(&text(&row, 2));
+        Ok(Some((text(&row, 0), CopySnapshot { snapshot: SourceSnapshot::parse(&text(&row, 1))?, until })))
     }
 
     async fn have_changed(&mut self, now: &SourceDefinitions) -> Result<bool, Error> {
@@ -503,15 +520,13 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     /// Statements for tables that exist on both sides and differ.
     async fn table_statements(&mut self, now: &SourceDefinitions, whole: bool) -> Result<Vec<(String, String)>, Error> {
         let there = table_shape::read(&mut self.target).await?;
-        let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
-        asking.query("SET search_path = ''").await?;
         let mut all = Vec::new();
         // Statements about a partitioned table change its partitions, which are looked at again in the next pass.
         for partitioned in [true, false] {
             for shape in now.shapes.iter().filter(|shape| shape.partitioned == partitioned) {
                 if let Some(target) = there.iter().find(|target| target.has_name_of(shape)) {
-                    let before = self.shape_before(shape);
-                    let statements = shape.statements(before, target, &mut asking, whole).await?;
+                    let before = self.shapes.iter().find(|before| before.relation == shape.relation);
+                    let statements = shape.statements(before, target, &mut self.asking, whole).await?;
                     let new = statements.into_iter().filter(|statement| !self.made.contains(statement));
                     all.extend(new.map(|statement| (shape.qualified(), statement)));
                 }
@@ -557,12 +572,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     async fn update_extensions(&mut self) -> Result<Vec<String>, Error> {
         let mut failed = Vec::new();
         for name in self.extensions.clone() {
-            let sql = format!(
-                "SELECT extversion FROM pg_extension WHERE {} IN (extname, quote_ident(extname))",
-                literal(&name)
-            );
-            let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
-            let (wanted, there) = (asking.value(&sql).await?, self.target.value(&sql).await?);
+            let [wanted, there] = extension_versions(&mut self.asking, &mut self.target, &name).await?;
             if let Some(version) = wanted.filter(|version| there.is_some() && there.as_ref() != Some(version)) {
                 let statement = format!("ALTER EXTENSION {name} UPDATE TO {}", literal(&version));
                 failed.extend(self.attempt(&statement, &format!("extension {name}")).await?);
@@ -626,8 +636,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             literal(&entry.schema),
             literal(&entry.tag)
         );
-        let mut asking = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
-        let (wanted, there) = (asking.query(&sql).await?, self.target.query(&sql).await?);
+        let (wanted, there) = (self.asking.query(&sql).await?, self.target.query(&sql).await?);
         let name = wanted.first().map(|row| text(row, 2));
         let wanted: Vec<(String, u32)> = wanted.iter().map(|row| (text(row, 0), number(row, 1))).collect();
         let there: Vec<String> = there.iter().map(|row| text(row, 0)).collect();
@@ -635,7 +644,11 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     }
 
     /// Copies the tables that are not repeated yet, as the snapshot sees them.
-    async fn copy_tables(&mut self, now: &SourceDefinitions, (name, contents): &(String, String)) -> Result<(), Error> {
+    async fn copy_tables(
+        &mut self,
+        now: &SourceDefinitions,
+        (name, snapshot): &(String, CopySnapshot),
+    ) -> Result<(), Error> {
         let partial = PartialTables::read(&mut self.target).await?;
         let tables: Vec<TableDef> =
             now.inventory.tables.iter().filter(|table| partial.copying.contains(&table.oid)).cloned().collect();
@@ -647,7 +660,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             let Options { source, target, copy_jobs, .. } = &self.options;
             copy(source, target, View::Snapshot(name.clone()), &tables, *copy_jobs, &copied, &throttle).await?;
         }
-        let sql = PartialTables::record_copied(tables.iter().map(|table| table.oid), contents);
+        let sql = PartialTables::record_copied(tables.iter().map(|table| table.oid), snapshot);
         self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
         self.copied = tables.iter().map(|table| table.oid).collect();
         let copied: Vec<String> = tables.iter().map(TableDef::qualified).collect();
@@ -684,7 +697,11 @@ impl<'r, 'j> Redefinition<'r, 'j> {
 
 /// Returns true for an entry that pg_restore leaves out unless it creates the database too.
 fn is_of_database(entry: &Entry) -> bool {
-    entry.kind.starts_with("DATABASE") || entry.tag.starts_with("DATABASE ")
+    match entry.kind.as_str() {
+        "DATABASE" | DATABASE_SETTINGS => true,
+        "ACL" | "COMMENT" | "SECURITY LABEL" => entry.tag.starts_with("DATABASE "),
+        _ => false,
+    }
 }
 
 /// Returns true for foreign keys and comments that may be about them.
@@ -700,6 +717,12 @@ fn refuse_others(changes: &[String], options: &Options) -> Result<(), Error> {
             || what.starts_with("role ") && options.roles != Roles::Create
     };
     catalogs::fail_if_changed(changes.iter().filter(of).cloned().collect())
+}
+
+/// Versions of an extension on the source and on the target; `None` where it is not there.
+async fn extension_versions(source: &mut Link, target: &mut Link, name: &str) -> Result<[Option<String>; 2], Error> {
+    let sql = format!("SELECT extversion FROM pg_extension WHERE {} IN (extname, quote_ident(extname))", literal(name));
+    Ok([source.value(&sql).await?, target.value(&sql).await?])
 }
 
 /// Reads a file in memory, by its path in `/proc`.

@@ -54,7 +54,6 @@ pub(crate) struct TableShape {
 
 /// Reads the shape of each table whose rows are moved, those of partitioned tables before their partitions.
 pub(crate) async fn read(link: &mut Link) -> Result<Vec<TableShape>, Error> {
-    link.query("SET search_path = ''").await?;
     let rows = link
         .query(&format!(
             "SELECT jsonb_build_object('relation', c.oid::bigint, 'schema', n.nspname, 'name', c.relname, \
@@ -66,7 +65,8 @@ pub(crate) async fn read(link: &mut Link) -> Result<Vec<TableShape>, Error> {
              WHERE l.oid = a.attcollation) END, 'not_null', a.attnotnull, \
              'default', CASE a.attgenerated WHEN '' THEN pg_get_expr(d.adbin, d.adrelid) END, \
              'generated', CASE a.attgenerated WHEN '' THEN NULL ELSE pg_get_expr(d.adbin, d.adrelid) END, \
-             'identity', CASE WHEN c.relispartition THEN '' ELSE a.attidentity::text END, 'storage', a.attstorage::text, 'statistics', coalesce(a.attstattarget, -1), \
+             'identity', CASE WHEN c.relispartition THEN '' ELSE a.attidentity::text END, 'storage', a.attstorage::text, \
+             'statistics', coalesce(a.attstattarget, -1), \
              'compression', a.attcompression::text, 'options', \
              array_to_string(ARRAY(SELECT o FROM unnest(a.attoptions) o WHERE o !~ '^pg_'), ', ')) ORDER BY a.attnum) \
              FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND \
@@ -82,7 +82,6 @@ pub(crate) async fn read(link: &mut Link) -> Result<Vec<TableShape>, Error> {
              ORDER BY (SELECT count(*) FROM pg_partition_ancestors(c.oid)), c.relispartition, c.oid"
         ))
         .await?;
-    link.query("RESET search_path").await?;
     let shape = |row| {
         serde_json::from_str(&text(row, 0)).map_err(|error| Error::Pgoutput(format!("a table's columns: {error}")))
     };
@@ -272,17 +271,22 @@ impl TableShape {
     /// Value of a column in rows that are older than it (`attmissingval`); of the partitions if the table is partitioned, which
     /// must agree.
     async fn value_of_earlier_rows(&self, column: &ColumnShape, source: &mut Link) -> Result<Option<String>, Error> {
-        let (of, name) = (&column.of, literal(&column.name));
+        // A cast to the type of the column could run a check of its owner with our rights.
         let values = source
             .query(&format!(
-                "SELECT DISTINCT (a.attmissingval::text::{of}[])[1]::text FROM pg_attribute a WHERE a.attname = {name} AND \
-                 a.atthasmissing AND a.attrelid IN (SELECT {0}::oid UNION ALL SELECT relid FROM pg_partition_tree({0}))",
-                self.relation
+                "SELECT DISTINCT a.attmissingval::text FROM pg_attribute a WHERE a.attname = {1} AND a.atthasmissing AND \
+                 a.attrelid IN (SELECT {0}::oid UNION ALL SELECT relid FROM pg_partition_tree({0}))",
+                self.relation,
+                literal(&column.name)
             ))
             .await?;
         match values.as_slice() {
             [] => Ok(None),
-            [one] => Ok(Some(text(one, 0))),
+            [one] => {
+                let array = text(one, 0);
+                let unknown = || Error::Pgoutput(format!("`{array}` is not an array of one value"));
+                only_element(&array).map(Some).ok_or_else(unknown)
+            }
             _ => Err(Error::SchemaChanged(format!(
                 "column {} of {}.{} got different values in its partitions",
                 column.name, self.schema, self.name
@@ -323,6 +327,18 @@ impl ColumnShape {
     }
 }
 
+/// Text of the value in an array of one value that is not NULL, as a server prints it.
+fn only_element(array: &str) -> Option<String> {
+    let element = array.strip_prefix('{')?.strip_suffix('}')?;
+    let Some(quoted) = element.strip_prefix('"') else { return Some(element.to_owned()) };
+    let mut characters = quoted.strip_suffix('"')?.chars();
+    let mut value = String::new();
+    while let Some(character) = characters.next() {
+        value.push(if character == '\\' { characters.next()? } else { character });
+    }
+    Some(value)
+}
+
 /// Statements that replace parameters, which are separated as `name=value, name=value`.
 fn parameters(alter: &str, before: &str, now: &str) -> Vec<String> {
     let names: Vec<&str> = before.split(", ").filter_map(|one| one.split_once('=')).map(|(name, _)| name).collect();
@@ -331,4 +347,25 @@ fn parameters(alter: &str, before: &str, now: &str) -> Vec<String> {
     let pairs: Vec<String> = pairs.map(|(name, value)| format!("{name} = {}", literal(value))).collect();
     let set = (!pairs.is_empty()).then(|| format!("{alter}SET ({})", pairs.join(", ")));
     reset.into_iter().chain(set).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_value_in_an_array_is_found() {
+        for (array, value) in [
+            ("{7}", "7"),
+            (r#"{"a \\ \"b\" {c}"}"#, r#"a \ "b" {c}"#),
+            (r#"{""}"#, ""),
+            (r#"{"{1,2}"}"#, "{1,2}"),
+            ("{2026-01-01}", "2026-01-01"),
+        ] {
+            assert_eq!(only_element(array).as_deref(), Some(value), "{array}");
+        }
+        for wrong in ["", "7", "{7", r#"{"a}"#, r#"{"a\"}"#] {
+            assert_eq!(only_element(wrong), None, "{wrong}");
+        }
+    }
 }

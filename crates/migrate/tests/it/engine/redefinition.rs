@@ -18,18 +18,25 @@ const SETUP: &str = "CREATE TYPE mood AS ENUM ('ok', 'bad'); CREATE SEQUENCE tic
     CREATE TABLE events (at date NOT NULL, what text) PARTITION BY RANGE (at); \
     CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM ('2026-01-01') TO ('2026-02-01'); \
     CREATE TABLE notes (line text); \
+    CREATE FUNCTION seen() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW;END'; \
+    CREATE TRIGGER kept AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION seen(); \
     INSERT INTO goods SELECT g, 'g' || g, g FROM generate_series(1, 200) g; \
     INSERT INTO orders (goods) SELECT 1 + g % 200 FROM generate_series(1, 500) g; \
     INSERT INTO events SELECT '2026-01-01'::date + g % 31, 'e' || g FROM generate_series(1, 100) g; \
     INSERT INTO notes SELECT 'n' || g % 7 FROM generate_series(1, 50) g";
 
 /// Statements of an administrator, in order. Rows are written between them and beside them.
-const CHANGES: [&str; 59] = [
+const CHANGES: [&str; 64] = [
     "CREATE TABLE fresh (id int PRIMARY KEY, note text); INSERT INTO fresh SELECT g, 'f' FROM generate_series(1, 30) g",
     "INSERT INTO fresh VALUES (31, 'later'); UPDATE fresh SET note = 'changed' WHERE id = 3; DELETE FROM fresh WHERE id = 4",
     "CREATE TABLE events_2 PARTITION OF events FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')",
     "INSERT INTO events VALUES ('2026-02-03', 'in the new part')",
     "ALTER TABLE goods ADD COLUMN stock int NOT NULL DEFAULT 7",
+    "ALTER TABLE orders DISABLE TRIGGER kept; ALTER TABLE goods ADD COLUMN tags text[] DEFAULT '{a,\"b c\"}'",
+    "CREATE TABLE series (id int GENERATED ALWAYS AS IDENTITY, at date NOT NULL) PARTITION BY RANGE (at)",
+    "CREATE TABLE series_1 PARTITION OF series FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')",
+    "INSERT INTO series (at) VALUES ('2026-02-02'); ALTER TABLE series ADD COLUMN note text DEFAULT 'a \"quoted\" one'",
+    "INSERT INTO series (at) VALUES ('2026-02-03'); ALTER TABLE series ADD COLUMN more int",
     "UPDATE goods SET stock = 8 WHERE id % 3 = 0; INSERT INTO goods (id, name, price) VALUES (1001, 'new', 3)",
     "ALTER TABLE goods ALTER stock SET DEFAULT 9",
     "ALTER TABLE goods ADD COLUMN doubled int GENERATED ALWAYS AS (stock * 2) STORED",
