@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::progress::Reporter;
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
-use stillpoint_migrate_apply::{Error, MARKER_PREFIX};
+use stillpoint_migrate_apply::{Error, MARKER_PREFIX, replication_objects};
 use stillpoint_migrate_postgres::link::{Link, ServerError, literal, text};
 
 /// Interval at which readers are asked for what they have confirmed.
@@ -17,6 +17,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Time for the trial of a plugin, which waits for running transactions of the target, in milliseconds.
 const TRY_TIMEOUT_MS: u32 = 10_000;
+
+/// Reason why a slot cannot be made.
+const IS_TAKEN: &str = "the target has a slot of this name";
 
 /// SQL condition for slots `s` of other readers in this database.
 pub(crate) const OF_OTHERS: &str = "s.database = current_database() AND s.slot_type = 'logical' AND NOT s.temporary AND \
@@ -44,10 +47,13 @@ pub(crate) async fn make(
         let (name, plugin, two_phase) = (text(slot, 0), text(slot, 1), text(slot, 2));
         let quoted = literal(&name);
         let there = format!("SELECT 1 FROM pg_replication_slots WHERE slot_name = {quoted}");
-        if journal.record().moved_slots.contains(&name) && to.value(&there).await?.is_some() {
-            continue;
+        if to.value(&there).await?.is_some() {
+            if journal.record().moved_slots.contains(&name) {
+                continue;
+            }
+            return Err(Error::Refused(vec![format!("replication slot {name}: {IS_TAKEN}")]));
         }
-        // Recorded before it is made: what is not there is not dropped either.
+        // Recorded before it is made: one that is not in this database is not dropped either.
         journal.lock().update(|record| record.moved_slots.push(name.clone()))?;
         let plugin = literal(&plugin);
         let make =
@@ -87,6 +93,22 @@ async fn wait_for_readers(options: &Options, from: &mut Link) -> Result<(), Erro
     }
 }
 
+/// Drops the slots that [`make`] made for a target's database, and none of another database.
+///
+/// # Errors
+///
+/// An error if the target cannot be asked, or refuses.
+pub(crate) async fn drop_made(link: &mut Link, database: &str, made: &[String]) -> Result<(), Error> {
+    for slot in made {
+        let (name, database) = (literal(slot), literal(database));
+        let ours = format!("SELECT 1 FROM pg_replication_slots WHERE slot_name = {name} AND database = {database}");
+        if link.value(&ours).await?.is_some() {
+            replication_objects::drop_slot(link, slot).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Reason why the target cannot have a slot of this name and plugin; `None` if it can.
 ///
 /// # Errors
@@ -95,7 +117,7 @@ async fn wait_for_readers(options: &Options, from: &mut Link) -> Result<(), Erro
 pub(crate) async fn obstacle(there: &mut Link, name: &str, plugin: &str) -> Result<Option<String>, ServerError> {
     let taken = format!("SELECT 1 FROM pg_replication_slots WHERE slot_name = {}", literal(name));
     if there.value(&taken).await?.is_some() {
-        return Ok(Some("the target has a slot of this name".into()));
+        return Ok(Some(IS_TAKEN.into()));
     }
     // A temporary slot loads the plugin and is gone with the connection, or at once.
     const TRIED: &str = "stillpoint_tries_a_plugin";

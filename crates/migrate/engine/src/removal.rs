@@ -5,7 +5,7 @@
 use crate::journal::{Journal, Record, SharedJournal};
 use crate::options::Options;
 use crate::proxy_client::ProxyClient;
-use crate::{definitions, fence, owner, roles};
+use crate::{definitions, fence, moved_slots, owner, roles};
 use std::time::Duration;
 use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_postgres::link::{Link, Purpose, Server, identifier};
@@ -66,9 +66,7 @@ pub(crate) async fn drop_databases(options: &Options, record: &Record) -> Result
 pub(crate) async fn drop_database(target: &Server, record: &Record, number: usize) -> Result<(), Error> {
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     replication_objects::drop_slot(&mut link, &record.back_slot()).await?;
-    for slot in &record.moved_slots {
-        replication_objects::drop_slot(&mut link, slot).await?;
-    }
+    moved_slots::drop_made(&mut link, &target.database, &record.moved_slots).await?;
     definitions::terminate_makers(target, &mut link).await?;
     let name = identifier(&target.database);
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;

@@ -6,8 +6,8 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
-use stillpoint_events::{EventKind, migrate};
-use stillpoint_migrate_engine::{Error, Options, Outcome, State, check, run};
+use stillpoint_events::{Event, EventKind, migrate};
+use stillpoint_migrate_engine::{Error, Observer, Options, Outcome, State, check, run};
 use stillpoint_testing::postgresql::{Cluster, available};
 
 /// A reader that writes what it receives into a file, as `pg_recvlogical` does.
@@ -119,6 +119,24 @@ async fn clients_stay_when_a_reader_does_not_follow() {
     assert_eq!(bench.target.sql("postgres", "SELECT count(*) FROM pg_database WHERE datname = 'shop'"), "0");
     // The slot of another user is not touched.
     bench.target.sql("postgres", "SELECT pg_create_logical_replication_slot('feed', 'test_decoding')");
+    bench.source.sql("shop", "SELECT pg_drop_replication_slot('feed')");
+    // It appears after the check.
+    let late = std::sync::Once::new();
+    let making = Arc::clone(&bench);
+    let observer: Observer = Arc::new(move |event: Event| {
+        if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "compare") {
+            late.call_once(|| {
+                making.source.sql("shop", "SELECT pg_create_logical_replication_slot('feed', 'test_decoding')");
+            });
+        }
+    });
+    let failure = run(&options, observer).await.unwrap_err();
+    assert!(failure.to_string().contains("the target has a slot of this name"), "{failure:?}");
+    assert_eq!(
+        bench.target.sql("postgres", "SELECT database FROM pg_replication_slots"),
+        "postgres",
+        "it is left alone"
+    );
     let report = check(&options).await.unwrap();
     let found = report.findings.iter().find(|finding| finding.kind == "replication slot").unwrap();
     assert!(found.note.contains("has a slot of this name"), "{found:?}");
