@@ -236,6 +236,7 @@ pub(crate) async fn create_foreign_keys(
         let weight = following.controller.as_ref().filter(|_| gently).map(|controller| Arc::clone(&controller.weight));
         let makers = definitions::makers_condition(&options.target);
         let created = create_foreign_keys_while_paused(following, &dump, &deferred, gently, &mut source, &mut target);
+        let created = Box::pin(created);
         let created = run_with_weight(&options.target, &makers, weight.as_deref(), reporter, created);
         reporter.phase("foreign keys", created).await?;
         catch_up(following, &mut source, reporter).await?;

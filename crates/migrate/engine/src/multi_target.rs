@@ -71,7 +71,7 @@ pub(crate) async fn migrate_clients<'m, 'j>(
     share_clients(&mut migrations, clients).await?;
     let mut ready = set_up_targets(migrations, journal, reporter).await?;
     ready.sort_by_key(|ready| ready.number);
-    hold(options, &mut ready, journal, reporter).await?;
+    Box::pin(hold(options, &mut ready, journal, reporter)).await?;
     let mut ready = ready.into_iter();
     while let Some(mut migration) = ready.next() {
         migration.witness = Some(witness.clone());
@@ -170,7 +170,7 @@ async fn hold<'w, 'j>(
         let (load, options) = (first.load().await?, first.options.clone());
         return before_switch(&options, &load).await;
     }
-    reporter.phase("hold", wait_for_order(options, ready, journal, reporter)).await
+    reporter.phase("hold", Box::pin(wait_for_order(options, ready, journal, reporter))).await
 }
 
 async fn wait_for_order<'w, 'j>(

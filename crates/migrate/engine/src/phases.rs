@@ -254,7 +254,8 @@ impl<'m, 'j> Migration<'m, 'j> {
     async fn copy(&mut self) -> Result<(), Error> {
         let snapshotted = take_state(&mut self.snapshotted)?;
         let (options, reporter) = (&self.options, &self.reporter);
-        let created = create(options, self.number, self.journal, snapshotted, self.clients.as_mut(), reporter).await?;
+        let created = create(options, self.number, self.journal, snapshotted, self.clients.as_mut(), reporter);
+        let created = Box::pin(created).await?;
         self.created = Some(created);
         Ok(())
     }
@@ -319,7 +320,7 @@ impl<'m, 'j> Migration<'m, 'j> {
         let dump = self.journal.lock().dump_path(self.number);
         loop {
             let following = state_mut(&mut self.following)?;
-            match create_foreign_keys(&self.options, following, &dump, &self.reporter).await {
+            match Box::pin(create_foreign_keys(&self.options, following, &dump, &self.reporter)).await {
                 Ok(()) => break,
                 Err(error) => self.redefine(error).await?,
             }

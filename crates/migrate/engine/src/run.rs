@@ -41,30 +41,30 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
     let options = &options.recorded().map_err(Failure::untouched)?;
     let there = state_files::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let (mut journal, mut lock) = match there.map(|record| record.phase) {
-        None => begin(options, reporter).await.map_err(Failure::untouched)?,
+        None => Box::pin(begin(options, reporter)).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {
-            resume_settle(options, reporter).await.map_err(Failure::on_target)?;
+            Box::pin(resume_settle(options, reporter)).await.map_err(Failure::on_target)?;
             return Ok(Some(Outcome::AlreadyThere));
         }
         Some(Phase::Returning) => {
             return Err(State::OnTarget.refuse("a rollback is under way: run `fallback` to continue it"));
         }
-        Some(_) => match undo::recover(options, reporter).await? {
+        Some(_) => match Box::pin(undo::recover(options, reporter)).await? {
             undo::Recovery::Following(taken_up) => *taken_up,
             undo::Recovery::Switched => return Ok(Some(Outcome::AlreadyThere)),
-            undo::Recovery::Nothing => begin(options, reporter).await.map_err(Failure::untouched)?,
+            undo::Recovery::Nothing => Box::pin(begin(options, reporter)).await.map_err(Failure::untouched)?,
         },
     };
     let (witness, migration) = (lock.witness(), journal.record.migration.clone());
     let shared = SharedJournal::new(&mut journal);
     let ended = tokio::select! {
-        ended = steps(options, &shared, witness, reporter) => ended,
+        ended = Box::pin(steps(options, &shared, witness, reporter)) => ended,
         () = options.interrupt.notified() => Err(Error::Interrupted),
         lost = lock.wait_until_lost(&migration, reporter) => Err(lost),
     };
     let error = match ended {
         Ok(paused) => return Ok(Some(Outcome::Switched { paused })),
-        Err(error) => name_long_rows(error, &options.source).await,
+        Err(error) => Box::pin(name_long_rows(error, &options.source)).await,
     };
     // Another target may have taken the place of the first.
     let options = &match options.recorded_in(&journal.record) {
@@ -89,7 +89,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         }
         Ok(false) => {
             reporter.report(EventKind::FellBack { transition: None, reason: error.to_string() });
-            let state = undo::undo(options, journal).await;
+            let state = Box::pin(undo::undo(options, journal)).await;
             Err(Failure { error, state })
         }
         Err(unknown) => Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
@@ -104,7 +104,8 @@ async fn steps(
     reporter: &Reporter,
 ) -> Result<Duration, Error> {
     let clients = Clients::measure(options).await?;
-    let mut migration = multi_target::migrate_clients(options, journal, witness, clients, reporter).await?;
+    let moved = multi_target::migrate_clients(options, journal, witness, clients, reporter);
+    let mut migration = Box::pin(moved).await?;
     let paused = migration.clean_up().await?;
     if let Err(error) = after_switch(&migration.options, paused).await {
         reporter.warn(format!("{error}; clients stay on the target"));
