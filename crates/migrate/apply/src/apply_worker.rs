@@ -120,7 +120,6 @@ impl ApplyWorker {
     /// Connects; with `search_path` the server finds the operators of the user's types.
     pub(crate) async fn connect(target: &Server, search_path: &str) -> Result<ApplyWorker, Error> {
         let settings = [
-            ("session_replication_role", "replica"),
             ("synchronous_commit", "off"),
             ("search_path", search_path),
             // Planning again for each of many shapes is not worthwhile, because keys are unique.

@@ -396,7 +396,7 @@ struct PositionConfirmer {
 
 impl PositionConfirmer {
     async fn connect(target: &Server) -> Result<PositionConfirmer, Error> {
-        let settings = [("synchronous_commit", "on"), ("session_replication_role", "replica")];
+        let settings = [("synchronous_commit", "on")];
         Ok(PositionConfirmer { link: Link::connect(target, Purpose::Statements, &settings).await? })
     }
 

@@ -12,6 +12,8 @@
 //!                          |  differs: ends by name            |  differs: clients go on, and another one reports
 //! ```
 //!
+//! A role that is no superuser may not read all catalogs: of these it compares what is shown to it ([`READABLE_PARTS`]).
+//!
 //! Not compared: temporary and TOAST relations, our own schema and publications, columns that the server changes in its own
 //! maintenance (VACUUM, ANALYZE, REINDEX, TRUNCATE), and rows of shared catalogs that belong to other databases.
 
@@ -52,6 +54,9 @@ const BOOKKEEPING_COLUMNS: [(&str, &str); 7] = [
     ("pg_subscription_rel", "srsubstate srsublsn"),
 ];
 
+/// Columns that [`READABLE_PARTS`] do not show, and the place of a role's password, which they show as asterisks.
+const HIDDEN_COLUMNS: [&str; 1] = ["rolpassword"];
+
 /// Columns that name the object a row is part of, in catalogs whose rows have numbers of their own.
 const OWNER_COLUMNS: [&str; 9] =
     ["adrelid", "tgrelid", "ev_class", "polrelid", "enumtypid", "prpubid", "pnpubid", "amopfamily", "amprocfamily"];
@@ -85,6 +90,10 @@ static SETTINGS_SQL: LazyLock<String> = LazyLock::new(|| {
         is_of_fence("f"),
     )
 });
+
+/// The same for a role that is no superuser: the database has no such setting of its own then.
+const SETTINGS_WITHOUT_FENCE_SQL: &str = "ARRAY(SELECT s FROM unnest(x.setconfig) s WHERE x.setrole <> 0 OR x.setdatabase = 0 OR \
+     NOT starts_with(s, 'default_transaction_read_only=') ORDER BY 1)";
 
 /// Owner of an object's lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,8 +135,19 @@ struct Catalog {
     name: String,
     /// True if it holds rows of all databases.
     shared: bool,
+    /// True if our role is a superuser.
+    as_superuser: bool,
+    /// True if our role may read all of it, and so the place and writer of each row too.
+    is_readable: bool,
+    /// Columns that our role may read.
     columns: Vec<Column>,
 }
+
+/// Catalogs that only superusers may read, and what others read in their place; passwords and some options are hidden there.
+const READABLE_PARTS: [(&str, &str); 2] = [
+    ("pg_authid", "pg_roles"),
+    ("pg_user_mapping", "(SELECT umid AS oid, umuser, srvid AS umserver, umoptions FROM pg_user_mappings)"),
+];
 
 impl Catalog {
     /// Lists all catalogs of the server, without those that have no definitions.
@@ -135,7 +155,8 @@ impl Catalog {
         let rows = link
             .query(
                 "SELECT c.relname, c.relisshared, a.attname, coalesce(k.pktable::text, ''), \
-                 a.atttypid = 'regproc'::regtype FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid \
+                 a.atttypid = 'regproc'::regtype, has_table_privilege(c.oid, 'SELECT'), \
+                 has_column_privilege(c.oid, a.attnum, 'SELECT') FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid \
                  LEFT JOIN pg_get_catalog_foreign_keys() k ON k.fktable = c.oid AND k.fkcols = \
                  ARRAY[a.attname::text] \
                  WHERE c.relkind = 'r' AND c.oid < 16384 AND c.relnamespace = 'pg_catalog'::regnamespace \
@@ -145,13 +166,36 @@ impl Catalog {
         let mut catalogs: Vec<Catalog> = Vec::new();
         for row in rows.iter().filter(|row| !NO_DEFINITIONS.contains(&text(row, 0).as_str())) {
             let name = text(row, 0);
-            let column = Column { name: text(row, 2), refers_to: text(row, 3), of_functions: text(row, 4) == "t" };
+            let is = |at: usize| text(row, at) == "t";
+            let column = Column { name: text(row, 2), refers_to: text(row, 3), of_functions: is(4) };
+            let has_readable_part = READABLE_PARTS.iter().any(|(known, _)| *known == name);
+            if !is(6) && !has_readable_part
+                || has_readable_part && !is(5) && HIDDEN_COLUMNS.contains(&column.name.as_str())
+            {
+                continue;
+            }
             match catalogs.last_mut().filter(|last| last.name == name) {
                 Some(last) => last.columns.push(column),
-                None => catalogs.push(Catalog { name, shared: text(row, 1) == "t", columns: vec![column] }),
+                None => catalogs.push(Catalog {
+                    name,
+                    shared: is(1),
+                    as_superuser: link.rights.is_superuser,
+                    is_readable: is(5),
+                    columns: vec![column],
+                }),
             }
         }
         Ok(catalogs)
+    }
+
+    fn settings_sql(&self) -> &str {
+        if self.as_superuser { &SETTINGS_SQL } else { SETTINGS_WITHOUT_FENCE_SQL }
+    }
+
+    /// What its rows are read from.
+    fn place(&self) -> &str {
+        let part = READABLE_PARTS.iter().find(|(name, _)| !self.is_readable && *name == self.name);
+        part.map_or(&self.name, |(_, part)| part)
     }
 
     fn has(&self, column: &str) -> bool {
@@ -177,7 +221,7 @@ impl Catalog {
             "pg_type" => {
                 let relation = "coalesce(e.typrelid, x.typrelid)";
                 [
-                    format!("CASE {relation} WHEN 0 THEN x.tableoid ELSE {} END", class("pg_class")),
+                    format!("CASE {relation} WHEN 0 THEN {} ELSE {} END", class("pg_type"), class("pg_class")),
                     format!("CASE {relation} WHEN 0 THEN coalesce(e.oid, x.oid) ELSE {relation} END"),
                 ]
             }
@@ -204,8 +248,8 @@ impl Catalog {
             _ if self.has("objoid") => ["x.classoid".into(), "x.objoid".into()],
             _ => match self.owner() {
                 Some(owner) => of(&owner.refers_to, &owner.name),
-                None if self.has("oid") => ["x.tableoid".into(), "x.oid".into()],
-                None => ["x.tableoid".into(), "0::oid".into()],
+                None if self.has("oid") => [class(&self.name), "x.oid".into()],
+                None => [class(&self.name), "0::oid".into()],
             },
         }
     }
@@ -221,7 +265,7 @@ impl Catalog {
             "pg_subscription" => vec![format!("x.subdbid = {here}")],
             "pg_db_role_setting" => vec![
                 format!("(x.setdatabase = {here} OR x.setdatabase = 0 AND (x.setrole = 0 OR x.setrole IN {roles}))"),
-                format!("cardinality({}) > 0", *SETTINGS_SQL),
+                format!("cardinality({}) > 0", self.settings_sql()),
             ],
             "pg_shdescription" | "pg_shseclabel" => vec![format!(
                 "CASE x.classoid WHEN {} THEN x.objoid = {here} WHEN {} THEN x.objoid IN {roles} ELSE true END",
@@ -275,7 +319,7 @@ impl Catalog {
                      ORDER BY 1)"
                 ));
             }
-            "pg_db_role_setting" => columns.push(SETTINGS_SQL.clone()),
+            "pg_db_role_setting" => columns.push(self.settings_sql().to_owned()),
             "pg_depend" => {
                 columns.push("CASE x.deptype WHEN 'e' THEN ROW(x.classid, x.objid, x.objsubid)::text END".into());
             }
@@ -286,18 +330,18 @@ impl Catalog {
 
     /// Query for each row: catalog and number of its object, and the row's contents.
     fn definitions(&self) -> String {
-        let ([class, object], content, name) = (self.object_sql(), self.content_sql(true), &self.name);
-        let elements = match name.as_str() {
+        let ([class, object], content, place) = (self.object_sql(), self.content_sql(true), self.place());
+        let elements = match self.name.as_str() {
             "pg_type" => " LEFT JOIN pg_type e ON e.oid = x.typelem AND e.typarray = x.oid",
             _ => "",
         };
-        format!("SELECT {class}, {object}, {content} FROM {name} x{elements} WHERE {}", self.conditions_sql())
+        format!("SELECT {class}, {object}, {content} FROM {place} x{elements} WHERE {}", self.conditions_sql())
     }
 
     /// Query for the catalog's mark: the number of rows, and a checksum of rows whose writer is not older than `oldest`, the
     /// oldest transaction that was running then. A row is identified by its place and its writer, independent of other rows.
     fn mark(&self, oldest: u32) -> String {
-        let sum = if CONTENT_MARKED_CATALOGS.contains(&self.name.as_str()) {
+        let sum = if CONTENT_MARKED_CATALOGS.contains(&self.name.as_str()) || !self.is_readable {
             format!("sum({})", self.content_sql(false))
         } else {
             format!(
@@ -307,7 +351,8 @@ impl Catalog {
         };
         // For TOAST relations their number is enough: excluding them everywhere takes as long as all the rest.
         let toast = if self.name == "pg_class" { " AND x.relnamespace <> 'pg_toast'::regnamespace" } else { "" };
-        format!("SELECT '{0}', count(*), {sum} FROM {0} x WHERE {1}{toast}", self.name, self.conditions_sql())
+        let (name, place) = (&self.name, self.place());
+        format!("SELECT '{name}', count(*), {sum} FROM {place} x WHERE {}{toast}", self.conditions_sql())
     }
 
     /// Query for catalog and number of objects that are not compared, in `schemas` or our own; `None` if the catalog has no
@@ -320,7 +365,7 @@ impl Catalog {
             "pg_publication" => format!("x.pubname IN ('{}')", PUBLICATIONS.join("', '")),
             _ => format!("x.{} IN {schemas}", self.schema()?),
         };
-        self.has("oid").then(|| format!("SELECT x.tableoid, x.oid FROM {name} x WHERE {condition}"))
+        self.has("oid").then(|| format!("SELECT {}, x.oid FROM {name} x WHERE {condition}", class(name)))
     }
 }
 

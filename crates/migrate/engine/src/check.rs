@@ -9,7 +9,7 @@ use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
 use crate::{
-    Capture, Options, Roles, definitions, fence, moved_slots, owner, poolers, rehearsal, roles, server_settings,
+    Capture, Options, Roles, definitions, fence, moved_slots, owner, poolers, rehearsal, rights, roles, server_settings,
 };
 use std::collections::HashSet;
 use std::time::Instant;
@@ -67,13 +67,15 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         clusters.push(cluster);
         check_role_names(&mut there, "target", &mut of_target).await?;
         check_needed_objects(&mut link, &mut there, &mut of_target).await?;
-        let superuser = "SHOW is_superuser";
-        if link.text(superuser).await? == "on" && there.text(superuser).await? == "on" {
+        if link.rights.is_superuser && there.rights.is_superuser {
             server_settings::compare(&mut link, &mut there, &mut of_target).await?;
-            roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
-            if options.roles == Roles::Create {
-                made_roles.extend(roles::missing(source, target).await?);
-            }
+        } else {
+            let why = "settings of the servers are not compared: only a superuser may read all of them";
+            of_target.push(Finding::new("setting", "all", Verdict::NotLookedAt, why));
+        }
+        roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
+        if options.roles == Roles::Create {
+            made_roles.extend(roles::missing(source, target).await?);
         }
         if wanted > 1 {
             of_target.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));
@@ -349,13 +351,10 @@ async fn check_source(
     if number::<u32>(&row, 1) < 140_000 {
         refuse(findings, "server", "source", format!("PostgreSQL {} is older than 14", text(&row, 7)));
     }
-    if text(&row, 2) != "t" {
-        let note = "stillpoint's role must be a superuser there, because it publishes tables of all owners";
-        refuse(findings, "right", "source", note);
-    }
     let wal_level = text(&row, 0);
     let logical = wal_level == "logical";
     let by = wanted.unwrap_or(if logical { Capture::Log } else { Capture::Rows });
+    rights::check_source(link, options, by, findings).await?;
     let why = match wanted {
         Some(_) => "as requested by --capture".to_owned(),
         None => format!("because wal_level is {wal_level} on the source"),
@@ -436,10 +435,7 @@ async fn check_target(
         ))
         .await?;
     let row = rows.into_iter().next().unwrap_or_default();
-    if text(&row, 2) != "t" {
-        let note = "stillpoint's role must be a superuser there, because the replay disables triggers";
-        refuse(findings, "right", "target", note);
-    }
+    rights::check_target(there, target, !accepted.no_fallback, findings).await?;
     if text(&row, 3) == "t" {
         refuse(findings, "server", "target", "this server is a standby; name the primary");
     }

@@ -6,7 +6,7 @@
 use crate::catalogs::Definitions;
 use crate::clients::{Clients, SpeedController};
 use crate::copy::{CopiedAmount, View, copy, make_room};
-use crate::definitions::{self, DeferredDefinitions, Dump, major};
+use crate::definitions::{self, DeferredDefinitions, Dump, rights};
 use crate::estimate::Estimate;
 use crate::follow_state::{FollowState, catch_up};
 use crate::journal::{Phase, SharedJournal};
@@ -56,9 +56,9 @@ pub(crate) async fn create(
     // The creation of indexes cannot be throttled as the copy of rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
     let file = journal.lock().create_dump(number)?;
-    let (major, from) = (major(&options.target).await?, major(&options.source).await?);
-    definitions::dump(&options.source, from, major, Some(&snapshotted.snapshot), &file).await?;
-    let dump = Dump { target: &options.target, major, file: &file };
+    let (rights, from) = (rights(&options.target).await?, rights(&options.source).await?);
+    definitions::dump(&options.source, from, rights.major, Some(&snapshotted.snapshot), &file).await?;
+    let dump = Dump { target: &options.target, rights, file: &file };
     journal.lock().record_phase(number, Phase::Copying)?;
     if options.roles == Roles::Create {
         let made = journal.lock().record.roles_of(number).to_vec();
@@ -227,7 +227,7 @@ pub(crate) async fn create_foreign_keys(
     file: &Path,
     reporter: &Reporter,
 ) -> Result<(), Error> {
-    let dump = Dump { target: &options.target, major: major(&options.target).await?, file };
+    let dump = Dump { target: &options.target, rights: rights(&options.target).await?, file };
     let deferred = dump.deferred().await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     if deferred.has_foreign_keys() {

@@ -7,21 +7,22 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
-use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, literal, of_database, session_settings};
+use stillpoint_migrate_postgres::link::{
+    Link, Purpose, Server, ServerError, SessionRights, literal, of_database, session_settings,
+};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// Major version of a server.
-pub(crate) async fn major(server: &Server) -> Result<u32, Error> {
-    let mut link = Link::connect(&server.database("postgres"), Purpose::Statements, &[]).await?;
-    let major = link.text("SELECT current_setting('server_version_num')::int / 10000").await?;
-    Ok(major.parse().unwrap_or(0))
+/// Major version of a server, and our role's rights there.
+pub(crate) async fn rights(server: &Server) -> Result<SessionRights, Error> {
+    Ok(Link::connect(&server.database("postgres"), Purpose::Statements, &[]).await?.rights)
 }
 
-/// Dumps all definitions, as the snapshot shows them if there is one, from a server of major version `from` for one of `major`.
+/// Dumps all definitions, as the snapshot shows them if there is one, from a server on which we have the rights `from`, for one of
+/// major version `major`.
 pub(crate) async fn dump(
     source: &Server,
-    from: u32,
+    from: SessionRights,
     major: u32,
     snapshot: Option<&str>,
     into: &Path,
@@ -101,8 +102,8 @@ fn rejections(told: &str) -> Vec<RejectedDefinition> {
 pub(crate) struct Dump<'d> {
     /// Server and database.
     pub(crate) target: &'d Server,
-    /// Major version of the target.
-    pub(crate) major: u32,
+    /// Major version of the target, and our role's rights there.
+    pub(crate) rights: SessionRights,
     /// File of the dump.
     pub(crate) file: &'d Path,
 }
@@ -115,13 +116,18 @@ impl Dump<'_> {
         // string.
         let how = ["--create", "--use-list=/dev/stdin", "--exit-on-error"];
         let list = self.entries(&OF_DATABASE).await?;
-        run(self.restorer(&how, "postgres", &PRE_DATA_SETTINGS), RESTORE, &list).await?;
+        run(self.restorer(&how, "postgres", self.pre_data_settings()), RESTORE, &list).await?;
         // Before any extension is there: its background processes would act on rows that clients have on the source.
         fence::make_read_only(self.target).await?;
         self.create_relocated_extensions().await?;
         let how = ["--section=pre-data", "--exit-on-error"];
-        let command = self.restorer(&how, &of_database(&self.target.database), &PRE_DATA_SETTINGS);
+        let command = self.restorer(&how, &of_database(&self.target.database), self.pre_data_settings());
         run(command, RESTORE, "").await.map(drop)
+    }
+
+    /// The part of [`PRE_DATA_SETTINGS`] that our role may set.
+    fn pre_data_settings(&self) -> &'static [(&'static str, &'static str)] {
+        if self.rights.may_replicate { &PRE_DATA_SETTINGS } else { &PRE_DATA_SETTINGS[..1] }
     }
 
     /// Creates extensions that the target has in another schema than the source.
@@ -131,7 +137,7 @@ impl Dump<'_> {
             return Ok(());
         }
         let script = self.print(&["--use-list=/dev/stdin", "--file=-"], &list).await?;
-        let mut to = Link::connect(self.target, Purpose::Statements, &PRE_DATA_SETTINGS).await?;
+        let mut to = Link::connect(self.target, Purpose::Statements, self.pre_data_settings()).await?;
         extensions::create_relocated(&mut to, &script).await
     }
 
@@ -232,16 +238,16 @@ impl Dump<'_> {
 
     /// Makes a command that creates definitions on the target, from a session with `settings`.
     fn restorer(&self, how: &[&str], database: &str, settings: &[(&str, &str)]) -> Command {
-        let mut command = client(RESTORE, self.major, self.target);
+        let mut command = client(RESTORE, self.rights.major, self.target);
         command.args(how).arg(format!("--dbname={database}")).arg("--").arg(self.file);
         command.env("PGAPPNAME", maker_name(self.target));
-        command.env("PGOPTIONS", session_settings::options(self.major, settings));
+        command.env("PGOPTIONS", session_settings::options(self.rights, settings));
         command
     }
 
     /// Returns what `pg_restore` prints about the dump, without a server.
     async fn print(&self, how: &[&str], input: &str) -> Result<String, Error> {
-        let mut command = Command::new(program(RESTORE, self.major));
+        let mut command = Command::new(program(RESTORE, self.rights.major));
         command.args(how).arg("--").arg(self.file);
         run(command, RESTORE, input).await
     }

@@ -32,6 +32,10 @@ const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Time between two checks for sessions that are ending.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// SQL condition for sessions `a` that our role may end: one that is no superuser may not end those of superusers and of the server.
+const MAY_END: &str = "((SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR EXISTS (SELECT FROM pg_roles r WHERE \
+                       r.oid = a.usesysid AND NOT r.rolsuper))";
+
 /// Connects to another database of the server: a session inside the database could not disable its connections.
 pub(crate) async fn connect_beside(server: &Server) -> Result<Link, ServerError> {
     Link::connect(&server.database("postgres"), Purpose::Statements, &[("synchronous_commit", "on")]).await
@@ -147,7 +151,7 @@ pub(crate) async fn disable_connections_again(
 /// connections are enabled for us.
 async fn disable_connections(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), ServerError> {
     let read_only = begin_disabling(beside, database).await?;
-    beside.query(&format!("{read_only}{}COMMIT", revoke_sql(database, grants))).await.map(drop)
+    beside.query(&format!("{read_only}{}COMMIT", revoke_sql(beside, database, grants))).await.map(drop)
 }
 
 /// Disables connections if the rights to connect are still `grants`. Otherwise it does nothing and returns the present rights:
@@ -163,7 +167,7 @@ pub(crate) async fn disable_connections_unless_changed(
         beside.query("ROLLBACK").await?;
         return Ok(Some(found));
     }
-    beside.query(&format!("{}COMMIT", revoke_sql(database, grants))).await?;
+    beside.query(&format!("{}COMMIT", revoke_sql(beside, database, grants))).await?;
     Ok(None)
 }
 
@@ -171,20 +175,24 @@ pub(crate) async fn disable_connections_unless_changed(
 /// the database. Returns statements that make sessions begin read-only, and keep the database's own setting beside that.
 async fn begin_disabling(beside: &mut Link, database: &str) -> Result<String, ServerError> {
     let name = identifier(database);
-    let settings = beside
-        .query(&format!(
-            "BEGIN; ALTER DATABASE {name} ALLOW_CONNECTIONS false; \
-             LOCK TABLE pg_db_role_setting IN SHARE ROW EXCLUSIVE MODE; {}",
-            read_only_settings_sql(database)
-        ))
-        .await?;
-    Ok(read_only_sql(database, &settings))
+    let lock = match beside.rights.is_superuser {
+        true => "LOCK TABLE pg_db_role_setting IN SHARE ROW EXCLUSIVE MODE".to_owned(),
+        // The check has refused a setting of the database's own, and this keeps others from making one.
+        false => format!("ALTER DATABASE {name} SET default_transaction_read_only = on"),
+    };
+    let settings = read_only_settings_sql(database);
+    let settings =
+        beside.query(&format!("BEGIN; ALTER DATABASE {name} ALLOW_CONNECTIONS false; {lock}; {settings}")).await?;
+    Ok(read_only_sql(beside, database, &settings))
 }
 
 /// Statements that make sessions begin read-only, and keep the database's own setting, which is among `settings`, beside that.
-fn read_only_sql(database: &str, settings: &[Row]) -> String {
+fn read_only_sql(beside: &Link, database: &str, settings: &[Row]) -> String {
     let name = identifier(database);
     let fence = format!("ALTER DATABASE {name} SET default_transaction_read_only = on; ");
+    if !beside.rights.is_superuser {
+        return fence;
+    }
     match (own_read_only(settings), settings.first()) {
         // It is fenced already.
         (Some(_), _) => fence,
@@ -196,7 +204,10 @@ fn read_only_sql(database: &str, settings: &[Row]) -> String {
 }
 
 /// Statements that restore the database's own read-only setting.
-fn restore_read_only_sql(name: &str, own: &str) -> String {
+fn restore_read_only_sql(beside: &Link, name: &str, own: &str) -> String {
+    if !beside.rights.is_superuser {
+        return format!("ALTER DATABASE {name} RESET default_transaction_read_only");
+    }
     let own = own.strip_prefix('=').map(|value| format!("SET default_transaction_read_only = {}", literal(value)));
     let own = own.unwrap_or_else(|| "RESET default_transaction_read_only".into());
     format!("ALTER DATABASE {name} {own}; ALTER DATABASE {name} RESET {OWN_READ_ONLY}")
@@ -207,7 +218,8 @@ fn restore_read_only_sql(name: &str, own: &str) -> String {
 pub(crate) async fn make_read_only(server: &Server) -> Result<(), Error> {
     let mut beside = connect_for_fencing(server).await?;
     let settings = beside.query(&read_only_settings_sql(&server.database)).await?;
-    beside.query(&read_only_sql(&server.database, &settings)).await?;
+    let sql = read_only_sql(&beside, &server.database, &settings);
+    beside.query(&sql).await?;
     Ok(())
 }
 
@@ -216,8 +228,8 @@ pub(crate) async fn make_read_only(server: &Server) -> Result<(), Error> {
 pub(crate) async fn lift_read_only(server: &Server) -> Result<(), Error> {
     let mut beside = connect_for_fencing(server).await?;
     let settings = beside.query(&read_only_settings_sql(&server.database)).await?;
-    if let Some(own) = own_read_only(&settings) {
-        beside.query(&restore_read_only_sql(&identifier(&server.database), &own)).await?;
+    if let Some(own) = kept_read_only(&beside, &settings) {
+        beside.query(&restore_read_only_sql(&beside, &identifier(&server.database), &own)).await?;
     }
     Ok(())
 }
@@ -225,8 +237,8 @@ pub(crate) async fn lift_read_only(server: &Server) -> Result<(), Error> {
 /// Ends background processes of extensions that connected while the database was read-only: the server starts them again.
 pub(crate) async fn end_background_sessions(server: &Server) -> Result<(), ServerError> {
     let sql = format!(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = {} AND backend_type NOT IN ('client backend', \
-         'walsender', 'autovacuum worker', 'parallel worker') AND backend_type NOT LIKE 'logical replication%'",
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity a WHERE datname = {} AND backend_type NOT IN ('client backend', \
+         'walsender', 'autovacuum worker', 'parallel worker') AND backend_type NOT LIKE 'logical replication%' AND {MAY_END}",
         literal(&server.database)
     );
     connect_beside(server).await?.query(&sql).await.map(drop)
@@ -247,11 +259,20 @@ fn own_read_only(settings: &[Row]) -> Option<String> {
     settings.iter().find(|row| text(row, 0) == OWN_READ_ONLY).map(|row| text(row, 1))
 }
 
+/// The database's own setting, which is none if our role is no superuser: it may not keep one, and the check refuses it.
+fn kept_read_only(beside: &Link, settings: &[Row]) -> Option<String> {
+    let is_fenced = || settings.iter().any(|row| text(row, 0) == "default_transaction_read_only");
+    if beside.rights.is_superuser { own_read_only(settings) } else { is_fenced().then(String::new) }
+}
+
 /// Statements that revoke rights to connect, and the grants that depend on each.
-fn revoke_sql(database: &str, grants: &[Grant]) -> String {
+fn revoke_sql(beside: &Link, database: &str, grants: &[Grant]) -> String {
     let name = identifier(database);
     let given = grants.iter().filter(|grant| grant.by_owner);
-    given.map(|Grant { to, .. }| format!("REVOKE CONNECT ON DATABASE {name} FROM {to} CASCADE; ")).collect()
+    let revoked = given.map(|Grant { to, .. }| format!("REVOKE CONNECT ON DATABASE {name} FROM {to} CASCADE; "));
+    // A superuser needs no right to connect.
+    let ours = (!beside.rights.is_superuser).then(|| format!("GRANT CONNECT ON DATABASE {name} TO CURRENT_USER; "));
+    revoked.chain(ours).collect()
 }
 
 /// Removes the fence that an earlier attempt may have set; harmless if connections are enabled already. Returns a message about
@@ -270,8 +291,11 @@ pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<Str
     let mut beside = connect_for_fencing(server).await?;
     let mut sql = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true");
     let settings = beside.query(&read_only_settings_sql(&server.database)).await?;
-    if let Some(own) = own_read_only(&settings) {
-        sql += &format!("; {}", restore_read_only_sql(&name, &own));
+    if let Some(own) = kept_read_only(&beside, &settings) {
+        sql += &format!("; {}", restore_read_only_sql(&beside, &name, &own));
+    }
+    if !beside.rights.is_superuser {
+        sql += &format!("; REVOKE CONNECT ON DATABASE {name} FROM CURRENT_USER");
     }
     let (kept, lost) = restorable_grants(&mut beside, grants).await?;
     for Grant { to, by, by_owner, grantable } in kept {
@@ -355,7 +379,8 @@ pub(crate) async fn terminate_direct_sessions(
     // A session appears in `pg_stat_activity` only at the end of its login, but holds a lock on its database from before the
     // server checks its rights.
     let sql = format!(
-        "SELECT pid, who, pg_terminate_backend(pid) FROM ({}) AS strangers (pid, who) UNION ALL \
+        "SELECT pid, who, CASE WHEN EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = strangers.pid AND {MAY_END}) THEN \
+         pg_terminate_backend(pid) END FROM ({}) AS strangers (pid, who) UNION ALL \
          SELECT l.pid, '', false FROM pg_locks l WHERE l.locktype = 'object' AND l.mode = 'RowExclusiveLock' \
          AND l.classid = 'pg_database'::regclass AND l.pid <> pg_backend_pid() \
          AND l.objid = (SELECT oid FROM pg_database WHERE datname = {})",

@@ -101,6 +101,7 @@ mod removal;
 mod replica_triggers;
 mod report;
 mod retry;
+mod rights;
 mod roles;
 mod run;
 mod server_settings;

@@ -12,7 +12,7 @@
 
 use crate::copy::{connect_for_copy, make_room, sample};
 use crate::create::statistics;
-use crate::definitions::{self, Dump, RejectedDefinition, major};
+use crate::definitions::{self, Dump, RejectedDefinition};
 use crate::materialized_views::{self, MaterializedView};
 use crate::replica_triggers::ReplicaTriggers;
 use crate::report::{Finding, Report, Verdict, leave_out, refuse, short_message};
@@ -125,12 +125,12 @@ pub(crate) struct ScratchDatabase {
 }
 
 impl ScratchDatabase {
-    /// Makes it on a target of version `major` from the dump in a file.
+    /// Makes it on the target from the dump in a file.
     ///
     /// # Errors
     ///
     /// [`Error::SchemaChanged`] if the target rejects a definition.
-    pub(crate) async fn make(options: &Options, major: u32, file: &Path) -> Result<ScratchDatabase, Error> {
+    pub(crate) async fn make(options: &Options, file: &Path) -> Result<ScratchDatabase, Error> {
         let name = &options.source.database;
         let begun = Instant::now();
         let (server, locker) = loop {
@@ -144,7 +144,8 @@ impl ScratchDatabase {
             }
         };
         let made = async {
-            let (mut findings, dump) = (Vec::new(), Dump { target: &server, major, file });
+            let rights = definitions::rights(&server).await?;
+            let (mut findings, dump) = (Vec::new(), Dump { target: &server, rights, file });
             let mut missing = MissingRoles::default();
             let mut rejections = Vec::new();
             if create_database(&server, name, &dump.of_database_itself().await?, &mut missing, &mut findings).await? {
@@ -296,7 +297,7 @@ pub(crate) fn memory_file() -> Result<(OwnedFd, PathBuf), Error> {
 
 async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let name = &options.source.database;
-    let (from, to) = (major(&options.source).await?, major(scratch).await?);
+    let (from, to) = (definitions::rights(&options.source).await?, definitions::rights(scratch).await?);
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
@@ -308,7 +309,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     let inventory = Inventory::read(&mut holder).await?;
     let (_memory, file) = memory_file()?;
     let dumped = tokio::select! {
-        dumped = definitions::dump(&options.source, from, to, Some(&snapshot), &file) => dumped,
+        dumped = definitions::dump(&options.source, from, to.major, Some(&snapshot), &file) => dumped,
         error = wait_for_blocked_client(&options.source) => Err(error),
     };
     match dumped {
@@ -326,7 +327,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
         Roles::Check | Roles::Ignore => Vec::new(),
     };
     let mut missing = MissingRoles { names: made_roles, ..MissingRoles::default() };
-    let dump = Dump { target: scratch, major: to, file: &file };
+    let dump = Dump { target: scratch, rights: to, file: &file };
     if !create_database(scratch, name, &dump.of_database_itself().await?, &mut missing, findings).await? {
         return Ok(());
     }
@@ -412,10 +413,11 @@ async fn create_database(
                 is_made = true;
                 // Background processes of its extensions must not act on rows that are copied for a trial.
                 let name = identifier(&scratch.database);
-                link.query(&format!(
-                    "ALTER DATABASE {name} SET {REHEARSAL_MARK} = on; ALTER DATABASE {name} SET default_transaction_read_only = on"
-                ))
-                .await?;
+                link.query(&format!("ALTER DATABASE {name} SET default_transaction_read_only = on")).await?;
+                // A role without that right makes no extension that asks for the database's own name.
+                if link.rights.is_superuser {
+                    link.query(&format!("ALTER DATABASE {name} SET {REHEARSAL_MARK} = on")).await?;
+                }
             }
             Ok(_) => {}
             Err(ref error @ ServerError::Sql { .. }) if missing.explain(&error.to_string()) => {}

@@ -18,7 +18,7 @@ use crate::report::{Finding, Verdict};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use stillpoint_migrate_apply::Error;
-use stillpoint_migrate_postgres::link::{Link, Row, Server, ServerError, identifier, literal, text};
+use stillpoint_migrate_postgres::link::{Link, Row, Server, ServerError, SessionRights, identifier, literal, text};
 
 /// Handling of the roles that go with the database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -40,6 +40,21 @@ struct Verifier(String);
 impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Verifier")
+    }
+}
+
+/// Password of a role, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Password {
+    /// Our role may not read it.
+    Unreadable,
+    None,
+    Stored(Verifier),
+}
+
+impl Password {
+    fn differs(&self, other: &Password) -> bool {
+        *self != Password::Unreadable && *other != Password::Unreadable && self != other
     }
 }
 
@@ -89,7 +104,7 @@ struct Role {
     attributes: Vec<String>,
     connection_limit: String,
     valid_until: String,
-    password: Option<Verifier>,
+    password: Password,
     memberships: Vec<Membership>,
     /// Settings in all databases, as `name=value`, in the order in which they were made.
     settings: Vec<String>,
@@ -105,13 +120,26 @@ struct Role {
 /// Expiry of passwords that do not expire.
 const NO_EXPIRY: &str = "infinity";
 
-/// Query for all roles except the server's own.
-fn roles_sql(database: &str) -> String {
-    format!(include_str!("roles.sql"), database = literal(database), expiry = NO_EXPIRY)
+/// Query for all roles except the server's own; only superusers may read passwords.
+fn roles_sql(database: &str, is_superuser: bool) -> String {
+    let (readable, password) = if is_superuser { ("pg_authid", "r.rolpassword") } else { ("pg_roles", "NULL") };
+    format!(
+        include_str!("roles.sql"),
+        database = literal(database),
+        expiry = NO_EXPIRY,
+        readable = readable,
+        password = password
+    )
 }
 
-/// Query for marks of the catalogs that hold roles: a different mark means that a row was added, removed or changed.
-const MARKS_SQL: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_authid \
+/// Query for the mark of roles, and for a role that is no superuser.
+const AUTHID_MARK_SQL: &str =
+    "SELECT 'pg_authid', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_authid";
+const ROLES_MARK_SQL: &str =
+    "SELECT 'pg_authid', count(*), sum(hashtextextended(to_jsonb(r)::text, 0)) FROM pg_roles r";
+
+/// Query for marks of the other catalogs that hold roles: a different mark means that a row was added, removed or changed.
+const MARKS_SQL: &str = "\
      UNION ALL SELECT 'pg_auth_members', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM \
      pg_auth_members \
      UNION ALL SELECT 'pg_db_role_setting', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) \
@@ -119,7 +147,8 @@ const MARKS_SQL: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(conc
 
 /// Reads the marks of a server's roles.
 pub(crate) async fn marks(link: &mut Link) -> Result<Vec<Row>, ServerError> {
-    link.query(MARKS_SQL).await
+    let roles = if link.rights.is_superuser { AUTHID_MARK_SQL } else { ROLES_MARK_SQL };
+    link.query(&format!("{roles} {MARKS_SQL}")).await
 }
 
 /// Names of the catalogs whose marks differ.
@@ -128,7 +157,8 @@ pub(crate) fn outdated(then: &[Row], now: &[Row]) -> Vec<String> {
 }
 
 async fn read(link: &mut Link, database: &str) -> Result<Vec<Role>, Error> {
-    let rows = link.query(&roles_sql(database)).await?;
+    let is_superuser = link.rights.is_superuser;
+    let rows = link.query(&roles_sql(database, is_superuser)).await?;
     let broken = |why: &serde_json::Error| link.receiver.protocol(format!("a broken list of roles: {why}"));
     let role = |row: &Row| -> Result<Role, Error> {
         let value = |at: usize| row.get(at).cloned().flatten();
@@ -137,7 +167,11 @@ async fn read(link: &mut Link, database: &str) -> Result<Vec<Role>, Error> {
             attributes: text(row, 1).split(' ').map(str::to_owned).collect(),
             connection_limit: text(row, 2),
             valid_until: text(row, 3),
-            password: value(4).map(Verifier),
+            password: match value(4) {
+                Some(stored) => Password::Stored(Verifier(stored)),
+                None if is_superuser => Password::None,
+                None => Password::Unreadable,
+            },
             memberships: serde_json::from_str(&text(row, 5)).map_err(|error| broken(&error))?,
             settings: serde_json::from_str(&text(row, 6)).map_err(|error| broken(&error))?,
             comment: value(7),
@@ -178,23 +212,33 @@ impl Role {
             join_or_none(&settings)
         };
         differ("settings ", &settings(self), &settings(there));
-        if self.password != there.password {
+        if self.password.differs(&there.password) {
             each.push("a different password".into());
         }
         each
     }
 
-    /// Attributes and password, as the end of CREATE ROLE and ALTER ROLE.
-    fn attributes_sql(&self) -> String {
-        let password = self.password.as_ref().map_or_else(|| "NULL".into(), |Verifier(stored)| literal(stored));
-        let (attributes, limit) = (self.attributes.join(" "), &self.connection_limit);
-        format!("WITH {attributes} CONNECTION LIMIT {limit} PASSWORD {password}")
+    fn password_sql(&self) -> String {
+        match &self.password {
+            Password::Unreadable => String::new(),
+            Password::None => " PASSWORD NULL".into(),
+            Password::Stored(Verifier(stored)) => format!(" PASSWORD {}", literal(stored)),
+        }
     }
 
-    /// Statement that creates the role.
-    fn create_sql(&self) -> String {
+    /// Statements that create the role as `maker` on the server.
+    fn create_sql(&self, maker: SessionRights) -> String {
         let until = if self.valid_until == NO_EXPIRY { String::new() } else { self.valid_until_sql() };
-        format!("CREATE ROLE {} {}{until}; ", identifier(&self.name), self.attributes_sql())
+        let (name, attributes, limit) = (identifier(&self.name), self.attributes.join(" "), &self.connection_limit);
+        // Only a superuser can keep the server from logging the statement.
+        let password = if maker.is_superuser { self.password_sql() } else { String::new() };
+        let mut sql = format!("CREATE ROLE {name} WITH {attributes} CONNECTION LIMIT {limit}{password}{until}; ");
+        if !maker.is_superuser {
+            // What it owns can then be given to it.
+            let options = if maker.major >= 16 { " WITH INHERIT TRUE, SET TRUE" } else { "" };
+            sql += &format!("GRANT {name} TO CURRENT_USER{options}; ");
+        }
+        sql
     }
 
     fn valid_until_sql(&self) -> String {
@@ -206,7 +250,14 @@ impl Role {
         let name = identifier(&self.name);
         // No statement removes an expiry, so one that was never set is not touched.
         let until = if self.valid_until == there.valid_until { String::new() } else { self.valid_until_sql() };
-        let mut sql = format!("ALTER ROLE {name} {}{until}; ALTER ROLE {name} RESET ALL; ", self.attributes_sql());
+        let pairs = self.attributes.iter().zip(&there.attributes);
+        let attributes: String =
+            pairs.filter(|(here, there)| here != there).map(|(here, _)| format!(" {here}")).collect();
+        let password = if self.password.differs(&there.password) { self.password_sql() } else { String::new() };
+        let limit = &self.connection_limit;
+        let mut sql = format!(
+            "ALTER ROLE {name} WITH{attributes} CONNECTION LIMIT {limit}{password}{until}; ALTER ROLE {name} RESET ALL; "
+        );
         for membership in &there.memberships {
             sql += &format!("REVOKE {} FROM {name}; ", identifier(&membership.role));
         }
@@ -270,7 +321,7 @@ fn names(list: &str) -> Vec<String> {
 /// Settings that a server knows but does not list.
 const UNLISTED_SETTINGS: [&str; 2] = ["role", "session_authorization"];
 
-/// Adds findings about the source's roles; `here` and `there` are sessions of superusers.
+/// Adds findings about the source's roles.
 ///
 /// # Errors
 ///
@@ -283,6 +334,7 @@ pub(crate) async fn compare(
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
     let (ours, theirs) = (read(here, &source.database).await?, read(there, &source.database).await?);
+    let maker = there.rights;
     let known = there.query("SELECT name FROM pg_settings").await?;
     let known: Vec<String> = known.iter().map(|row| text(row, 0)).collect();
     let mut find = |role: &Role, verdict: Verdict, note: &str| {
@@ -291,8 +343,15 @@ pub(crate) async fn compare(
     for role in &ours {
         match (wanted, of(&theirs, &role.name)) {
             (Roles::Create, None) if role.is_moved => {
+                let password = match &role.password {
+                    Password::Unreadable => "without its password, which only a superuser may read",
+                    Password::Stored(_) if !maker.is_superuser => {
+                        "without its password, because only a superuser can keep the target from logging it"
+                    }
+                    Password::None | Password::Stored(_) => "password",
+                };
                 let note = format!(
-                    "created on the target with its attributes, password, memberships ({}) and settings",
+                    "created on the target with its attributes, {password}, memberships ({}) and settings",
                     join_or_none(&role.memberships)
                 );
                 find(role, Verdict::Moved, &note);
@@ -358,14 +417,17 @@ pub(crate) async fn create_and_update(
     let gone: Vec<&String> = made.iter().filter(is_gone).collect();
     let mut sql = String::new();
     gone.iter().for_each(|name| sql += &format!("DROP ROLE {}; ", identifier(name)));
-    missing.iter().for_each(|role| sql += &role.create_sql());
+    missing.iter().for_each(|role| sql += &role.create_sql(there.rights));
     changed.iter().for_each(|(role, other)| sql += &role.alter_sql(other));
     let whole = missing.iter().copied().chain(changed.iter().map(|(role, _)| *role));
     whole.for_each(|role| sql += &role.equip_sql());
     if sql.is_empty() {
         return Ok(());
     }
-    there.query(DISABLE_LOGGING_SQL).await?;
+    // Others send no secrets.
+    if there.rights.is_superuser {
+        there.query(DISABLE_LOGGING_SQL).await?;
+    }
     let all: Vec<String> = made.iter().cloned().chain(missing.iter().map(|role| role.name.clone())).collect();
     keep(&all)?;
     let names = missing.iter().chain(changed.iter().map(|(role, _)| role)).map(|role| role.name.as_str());

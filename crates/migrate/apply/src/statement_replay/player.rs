@@ -95,8 +95,7 @@ impl Player {
     /// Connects to the target.
     pub(super) async fn connect(target: &Server, player_settings: PlayerSettings) -> Result<Player, ServerError> {
         let synchronous = if player_settings.synchronous { "on" } else { "off" };
-        // Foreign keys were checked on the source.
-        let settings = [("session_replication_role", "replica"), ("synchronous_commit", synchronous)];
+        let settings = [("synchronous_commit", synchronous)];
         let link = Link::connect(target, Purpose::Statements, &settings).await?;
         Ok(Player { link, player_settings, settings: "".into() })
     }

@@ -27,7 +27,7 @@ mod table_shape;
 
 use crate::catalogs::{self, Definitions};
 use crate::copy::{CopiedAmount, View, copy};
-use crate::definitions::{self, Dump, RejectedDefinition, major};
+use crate::definitions::{self, Dump, RejectedDefinition};
 use crate::follow_state::{FollowState, compare_between};
 use crate::journal::SharedJournal;
 use crate::large_objects::LargeObjects;
@@ -49,7 +49,7 @@ use stillpoint_migrate_apply::partial_tables::{CopySnapshot, PartialTables};
 use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
 use stillpoint_migrate_apply::throttle::Throttle;
 use stillpoint_migrate_apply::{BARRIER_TIMEOUT, Error, Feed, Follower, Plan, SourceSnapshot};
-use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, identifier, literal, number, text};
+use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, SessionRights, identifier, literal, number, text};
 use table_shape::TableShape;
 
 /// Attempts to find a moment at which no definition changes.
@@ -111,7 +111,7 @@ pub(crate) struct Redefinition<'r, 'j> {
     journal: &'r SharedJournal<'j>,
     reporter: Reporter,
     /// Major versions of source and target.
-    majors: (u32, u32),
+    rights: (SessionRights, SessionRights),
     /// Definitions of which the target was made.
     before: Arc<[Entry]>,
     known: Definitions,
@@ -153,8 +153,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             return Ok(None);
         }
         refuse_others(&changes, options)?;
-        let majors = (major(&options.source).await?, major(&options.target).await?);
-        if let Some(why) = definitions::cannot_dump(majors.1).await {
+        let rights = (definitions::rights(&options.source).await?, definitions::rights(&options.target).await?);
+        if let Some(why) = definitions::cannot_dump(rights.1.major).await {
             return Err(Error::SchemaChanged(format!("{}; they cannot be repeated: {why}", changes.join("; "))));
         }
         let extensions: Vec<String> =
@@ -174,7 +174,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             number,
             journal,
             reporter: reporter.clone(),
-            majors,
+            rights,
             before,
             known,
             shapes,
@@ -303,7 +303,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         let inventory = Inventory::read(&mut holder).await?;
         replication_objects::check_all_published(&mut self.source, &inventory).await?;
         let definitions = catalogs::read(&mut holder).await?;
-        let (from, to) = self.majors;
+        let (from, to) = (self.rights.0, self.rights.1.major);
         definitions::dump(&options.source, from, to, Some(&snapshot), &file).await?;
         let shapes = table_shape::read(&mut holder).await?;
         let entries = entries(&read_memory(&file)?)?;
@@ -453,7 +453,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         for _ in 0..PASSES_MAX {
             left.clear();
             let (_memory, file) = crate::rehearsal::memory_file()?;
-            definitions::dump(&self.options.target, self.majors.1, self.majors.1, None, &file).await?;
+            definitions::dump(&self.options.target, self.rights.1, self.rights.1.major, None, &file).await?;
             let there = entries(&read_memory(&file)?)?;
             let changes = changes::between(&before, &now.entries, &there);
             let may_be_made = |entry: &&Entry| wanted(entry) && (whole || !OF_ALL_ROWS.contains(&entry.kind.as_str()));
@@ -499,7 +499,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             if !added.is_empty() {
                 tried += added.len();
                 let list: String = added.iter().map(|entry| format!("{};\n", entry.id)).collect();
-                let dump = Dump { target: &self.options.target, major: self.majors.1, file: &now.file };
+                let dump = Dump { target: &self.options.target, rights: self.rights.1, file: &now.file };
                 let rejected = dump.attempt_entries(&list).await?;
                 self.done.extend(added.iter().map(|entry| entry.id));
                 left.extend(rejected.into_iter().map(|RejectedDefinition { of, why }| format!("{of}: {why}")));
@@ -672,12 +672,12 @@ impl<'r, 'j> Redefinition<'r, 'j> {
 
     /// Compares the target with a database that is made from the source's definitions alone.
     async fn compare(&mut self, now: &SourceDefinitions, with_foreign_keys: bool) -> Result<(), Error> {
-        let scratch = ScratchDatabase::make(&self.options, self.majors.1, &now.file).await?;
+        let scratch = ScratchDatabase::make(&self.options, &now.file).await?;
         let compared = async {
             let mut dumps = Vec::new();
             for server in [&self.options.target, scratch.server()] {
                 let (_memory, file) = crate::rehearsal::memory_file()?;
-                definitions::dump(server, self.majors.1, self.majors.1, None, &file).await?;
+                definitions::dump(server, self.rights.1, self.rights.1.major, None, &file).await?;
                 let mut entries = entries(&read_memory(&file)?)?;
                 entries.retain(|entry| !is_of_database(entry));
                 entries.retain(|entry| with_foreign_keys || !may_be_of_foreign_key(entry));

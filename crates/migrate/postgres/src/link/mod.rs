@@ -18,9 +18,11 @@ use crate::stream::{ReadHalf, Stream, WriteHalf};
 use bytes::{Bytes, BytesMut};
 use postgres_protocol::message::frontend;
 use rustix::net::sockopt;
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::backend::{self, report};
@@ -31,6 +33,7 @@ pub use conninfo::of_database;
 pub use error::ServerError;
 pub use pooler::Pooler;
 pub use server::{APPLICATION, Server};
+pub use session_settings::SessionRights;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time without traffic after which the system checks that the other machine is reachable.
@@ -72,6 +75,8 @@ pub struct Link {
     pub sender: Sender,
     /// Process id of the server process.
     pub pid: i32,
+    /// Rights of our role on the server.
+    pub rights: SessionRights,
     /// True if an answer is expected; a caller that does not wait for it leaves the connection unusable.
     is_busy: bool,
 }
@@ -204,14 +209,36 @@ impl Link {
             receiver: Receiver { stream: read, reader: Reader::for_bulk(&ready.leftover), server: name.clone() },
             sender: Sender { stream: write, buffer: BytesMut::with_capacity(64 << 10), held_back: false, server: name },
             pid: ready.key.pid.cast_signed(),
+            rights: SessionRights { major: 0, is_superuser: false, may_replicate: false },
             is_busy: false,
         };
         let value = |name: &str| ready.parameters.get(name).and_then(|value| std::str::from_utf8(value).ok());
-        let (major, superuser) =
-            (value("server_version").map_or(0, leading_number), value("is_superuser") == Some("on"));
-        match session_settings::after_login(major, superuser, value("server_encoding") == Some("SQL_ASCII"), own) {
+        let major = value("server_version").map_or(0, leading_number);
+        let is_superuser = value("is_superuser") == Some("on");
+        let is_bytes = value("server_encoding") == Some("SQL_ASCII");
+        let may_replicate = is_superuser || link.tries_replication_role(server).await?;
+        link.rights = SessionRights { major, is_superuser, may_replicate };
+        match session_settings::after_login(link.rights, is_bytes, own) {
             Some(rest) => link.query(&rest).await.map(|_| link),
             None => Ok(link),
+        }
+    }
+
+    /// Returns true if our role, which is no superuser, may keep triggers from acting on its sessions. A server that refused it once
+    /// is not asked again.
+    async fn tries_replication_role(&mut self, server: &Server) -> Result<bool, ServerError> {
+        static REFUSED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
+        let key = (server.to_string(), server.user.clone());
+        if REFUSED.lock().unwrap_or_else(PoisonError::into_inner).contains(&key) {
+            return Ok(false);
+        }
+        match self.query(&session_settings::trial_of_replication_role()).await {
+            Ok(_) => Ok(true),
+            Err(ServerError::Sql { .. }) => {
+                REFUSED.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+                Ok(false)
+            }
+            Err(error) => Err(error),
         }
     }
 

@@ -13,6 +13,8 @@ enum Availability {
     Since(u32),
     /// Our role is a superuser, and the server has this major version or a newer one.
     AsSuperuserSince(u32),
+    /// Our role may set it: it is a superuser, was granted that right (PostgreSQL 15), or the server is one that lets it.
+    WithRight,
 }
 
 /// A setting, with the value that our sessions use.
@@ -22,18 +24,17 @@ struct PinnedSetting {
     when: Availability,
 }
 
-impl PinnedSetting {
-    /// Returns true if a server of this major version has the setting.
-    fn is_known(&self, major: u32) -> bool {
-        match self.when {
-            Availability::AtLogin => true,
-            Availability::Since(first) | Availability::AsSuperuserSince(first) => major >= first,
-        }
-    }
-}
-
 const fn pinned(name: &'static str, value: &'static str, when: Availability) -> PinnedSetting {
     PinnedSetting { name, value, when }
+}
+
+/// Setting of sessions on which the user's triggers, rules and foreign keys do not act.
+const REPLICATION_ROLE: &str = "session_replication_role";
+
+/// Statement that shows whether our role may set [`REPLICATION_ROLE`]: only trying does, because servers of hosting providers let
+/// roles that are no superusers.
+pub(super) fn trial_of_replication_role() -> String {
+    format!("SET {REPLICATION_ROLE} = replica")
 }
 
 /// Settings that could end a session, make a statement fail, or change its effect.
@@ -56,7 +57,7 @@ const BEHAVIOUR_SETTINGS: [PinnedSetting; 23] = [
     pinned("row_security", "off", Availability::AtLogin),
     // Neither triggers nor event triggers of the user fire on what we define or repeat: their effects are repeated too. Newer
     // servers can prevent even those that are enabled always.
-    pinned("session_replication_role", "replica", Availability::AsSuperuserSince(0)),
+    pinned(REPLICATION_ROLE, "replica", Availability::WithRight),
     pinned("event_triggers", "off", Availability::AsSuperuserSince(17)),
     pinned("default_tablespace", "", Availability::AtLogin),
     pinned("default_table_access_method", "heap", Availability::AtLogin),
@@ -85,37 +86,73 @@ const OUTPUT_SETTINGS: [(&str, &str); 13] = [
     ("search_path", "pg_catalog"),
 ];
 
+/// Rights of our role on a server, as far as settings depend on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionRights {
+    /// Major version of the server.
+    pub major: u32,
+    /// True if the role is a superuser.
+    pub is_superuser: bool,
+    /// True if its sessions can keep the user's triggers, rules and foreign keys from acting on them.
+    pub may_replicate: bool,
+}
+
+impl SessionRights {
+    fn may_set(self, pinned: &PinnedSetting) -> bool {
+        match pinned.when {
+            Availability::AtLogin => true,
+            Availability::Since(first) => self.major >= first,
+            Availability::AsSuperuserSince(first) => self.is_superuser && self.major >= first,
+            Availability::WithRight => self.may_replicate,
+        }
+    }
+}
+
+/// Other settings that only superusers may set.
+const OF_SUPERUSERS: [&str; 1] = ["deadlock_timeout"];
+
+/// Returns true for a setting that not every role may set.
+fn needs_right(name: &str) -> bool {
+    let needs =
+        |pinned: &PinnedSetting| matches!(pinned.when, Availability::AsSuperuserSince(_) | Availability::WithRight);
+    OF_SUPERUSERS.contains(&name) || BEHAVIOUR_SETTINGS.iter().any(|pinned| pinned.name == name && needs(pinned))
+}
+
 /// Settings for the login of one of our sessions; those in `own` take precedence over pinned ones.
 pub(super) fn at_login<'s>(own: &[(&'s str, &'s str)]) -> Vec<(&'s str, &'s str)> {
     let behaviour = BEHAVIOUR_SETTINGS.iter().filter(|pinned| pinned.when == Availability::AtLogin);
     let all = OUTPUT_SETTINGS.into_iter().chain(behaviour.map(|pinned| (pinned.name, pinned.value)));
     let mut settings: Vec<(&'s str, &'s str)> = all.filter(|(name, _)| !is_among(own, name)).collect();
-    settings.extend_from_slice(own);
+    settings.extend(own.iter().filter(|(name, _)| !needs_right(name)));
     settings
 }
 
 /// Statement for the settings that can be sent only when the server's version and our role there are known. It is one
 /// statement, because a session that sends changes accepts only one at a time. A database whose text may be bytes in any
 /// encoding (`is_bytes`) would otherwise reject its own text that is not UTF-8.
-pub(super) fn after_login(major: u32, superuser: bool, is_bytes: bool, own: &[(&str, &str)]) -> Option<String> {
-    let may = |pinned: &&PinnedSetting| match pinned.when {
-        Availability::AtLogin => false,
-        Availability::Since(first) => major >= first,
-        Availability::AsSuperuserSince(first) => superuser && major >= first,
-    };
+pub(super) fn after_login(rights: SessionRights, is_bytes: bool, own: &[(&str, &str)]) -> Option<String> {
+    let may = |pinned: &&PinnedSetting| pinned.when != Availability::AtLogin && rights.may_set(pinned);
     let due = BEHAVIOUR_SETTINGS.iter().filter(may).filter(|pinned| !is_among(own, pinned.name));
-    let due = due.map(|pinned| (pinned.name, pinned.value)).chain(is_bytes.then_some(("client_encoding", "SQL_ASCII")));
+    let own = own.iter().copied().filter(|(name, _)| {
+        let pinned = BEHAVIOUR_SETTINGS.iter().find(|pinned| pinned.name == *name);
+        needs_right(name) && pinned.map_or(rights.is_superuser, |pinned| rights.may_set(pinned))
+    });
+    let due = due
+        .map(|pinned| (pinned.name, pinned.value))
+        .chain(own)
+        .chain(is_bytes.then_some(("client_encoding", "SQL_ASCII")));
     let each: Vec<String> = due.map(|(name, value)| format!("set_config('{name}', '{value}', false)")).collect();
     (!each.is_empty()).then(|| format!("SELECT {}", each.join(", ")))
 }
 
-/// `PGOPTIONS` of a program that connects to a server of this major version as a superuser; `own` takes precedence over pinned
-/// settings.
-pub fn options(major: u32, own: &[(&str, &str)]) -> String {
-    let known = BEHAVIOUR_SETTINGS.iter().filter(|pinned| pinned.is_known(major));
-    let known = known.map(|pinned| (pinned.name, pinned.value)).filter(|(name, _)| !is_among(own, name));
+/// `PGOPTIONS` of a program that connects to a server as our role; `own` takes precedence over pinned settings, except for those
+/// that the role may not set.
+pub fn options(rights: SessionRights, own: &[(&str, &str)]) -> String {
+    let (may, may_not): (Vec<_>, Vec<_>) = BEHAVIOUR_SETTINGS.iter().partition(|pinned| rights.may_set(pinned));
+    let known = may.iter().map(|pinned| (pinned.name, pinned.value)).filter(|(name, _)| !is_among(own, name));
+    let own: Vec<_> = own.iter().filter(|(name, _)| may_not.iter().all(|pinned| pinned.name != *name)).collect();
     let option = |(name, value): (&str, &str)| format!("-c {name}={}", value.replace('\\', "\\\\").replace(' ', "\\ "));
-    known.chain(own.iter().copied()).map(option).collect::<Vec<_>>().join(" ")
+    known.chain(own.into_iter().copied()).map(option).collect::<Vec<_>>().join(" ")
 }
 
 fn is_among(own: &[(&str, &str)], name: &str) -> bool {
@@ -267,6 +304,14 @@ mod tests {
         }
     }
 
+    fn superuser(major: u32) -> SessionRights {
+        SessionRights { major, is_superuser: true, may_replicate: true }
+    }
+
+    fn plain(major: u32) -> SessionRights {
+        SessionRights { major, is_superuser: false, may_replicate: false }
+    }
+
     async fn have_what_is_pinned(cluster: &Cluster, major: u32) {
         cluster.sql("postgres", "CREATE ROLE mover SUPERUSER LOGIN; CREATE ROLE guest; CREATE ROLE plain LOGIN");
         let other = |pinned: &PinnedSetting| match pinned.name {
@@ -284,7 +329,8 @@ mod tests {
             },
         };
         cluster.sql("postgres", "CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler");
-        let known: Vec<&PinnedSetting> = BEHAVIOUR_SETTINGS.iter().filter(|pinned| pinned.is_known(major)).collect();
+        let known: Vec<&PinnedSetting> =
+            BEHAVIOUR_SETTINGS.iter().filter(|pinned| superuser(major).may_set(pinned)).collect();
         for pinned in &known {
             cluster.sql("postgres", &format!("ALTER ROLE mover SET {} = '{}'", pinned.name, other(pinned)));
         }
@@ -307,7 +353,7 @@ mod tests {
         assert_eq!(link.text("SHOW is_superuser").await.unwrap(), "off");
 
         let mut psql = cluster.client("psql");
-        psql.env("PGOPTIONS", options(major, &[("lock_timeout", "2s")])).env("PGUSER", "mover");
+        psql.env("PGOPTIONS", options(superuser(major), &[("lock_timeout", "2s")])).env("PGUSER", "mover");
         for pinned in &known {
             psql.args(["-c", &format!("SELECT current_setting('{}')", pinned.name)]);
         }
@@ -343,14 +389,22 @@ mod tests {
             (vec!["a, b"], vec!["5"], vec!["0"])
         );
         assert_eq!(of("transaction_timeout"), Vec::<&str>::new(), "not every server knows it");
-        assert_eq!(after_login(15, false, false, &[]), None);
-        let bytes = after_login(15, false, true, &[]).unwrap();
+        assert_eq!(after_login(plain(15), false, &[]), None);
+        let bytes = after_login(plain(15), true, &[]).unwrap();
         assert_eq!(bytes, "SELECT set_config('client_encoding', 'SQL_ASCII', false)");
-        let told = after_login(17, false, false, &[]).unwrap();
+        let told = after_login(plain(17), false, &[]).unwrap();
         assert!(told.starts_with("SELECT set_config('transaction_timeout', '0', false), "), "{told}");
         let own = [("session_replication_role", "replica")];
-        assert!(!after_login(15, true, false, &own).unwrap().contains("session_replication_role"));
-        let options = options(16, &[("synchronous_commit", "off")]);
+        assert!(!after_login(superuser(15), false, &own).unwrap().contains("session_replication_role"));
+        let granted = SessionRights { may_replicate: true, ..plain(15) };
+        assert_eq!(
+            after_login(granted, false, &[]).unwrap(),
+            "SELECT set_config('session_replication_role', 'replica', false)"
+        );
+        let wanted = [("session_replication_role", "origin"), ("synchronous_commit", "off")];
+        assert!(!options(plain(15), &wanted).contains("session_replication_role"));
+        assert!(options(granted, &wanted).contains("-c session_replication_role=origin"));
+        let options = options(superuser(16), &[("synchronous_commit", "off")]);
         assert!(options.contains("-c default_transaction_isolation=read\\ committed "), "{options}");
         assert!(
             options.ends_with("-c synchronous_commit=off") && !options.contains(" transaction_timeout="),

@@ -10,6 +10,7 @@ mod ddl_changes;
 mod definitions;
 mod faults;
 mod hold;
+mod managed_roles;
 mod moved_slots;
 mod operators;
 mod poolers;

@@ -1,0 +1,181 @@
+//! Rights that our role needs if it is not a superuser, as on servers of hosting providers.
+//!
+//! | right | on the source | on the target |
+//! |---|---|---|
+//! | member of the owners of the database and its tables | publication, replica identity, copy | by the rehearsal |
+//! | REPLICATION, found by a connection for replication | slots | slot of the way back |
+//! | CREATEDB | | the database |
+//! | CREATE in the database `postgres` | name of the migration | |
+//! | pg_read_all_stats, pg_signal_backend | sessions that bypass the proxy | the same on the way back |
+//! | SET of session_replication_role, found by trying | the way back | the replay |
+//!
+//! What a definition needs beside these is found by the rehearsal, and refused by name.
+
+use crate::report::{Finding, Verdict, refuse};
+use crate::{Capture, Options, fence};
+use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_apply::inventory::{NOT_OF_EXTENSION, USER_SCHEMA};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier, literal, text};
+
+const KIND: &str = "right";
+/// Roles whose rights both sides need.
+const HELPERS: [(&str, &str); 2] =
+    [("pg_read_all_stats", "to see all sessions"), ("pg_signal_backend", "to end sessions that bypass the proxy")];
+
+/// Adds refusals for rights that our role lacks on the source.
+///
+/// # Errors
+///
+/// Errors of the connections to the servers.
+pub(crate) async fn check_source(
+    link: &mut Link,
+    options: &Options,
+    by: Capture,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    if link.rights.is_superuser {
+        return Ok(());
+    }
+    const SIDE: &str = "source";
+    if by != Capture::Log {
+        refuse(findings, KIND, SIDE, "only capture by pgoutput (--capture log) works with a role that is no superuser");
+        return Ok(());
+    }
+    check_helpers(link, SIDE, findings).await?;
+    check_replication(&options.source, SIDE, findings).await?;
+    let role = identifier(&options.source.user);
+    let mut beside = fence::connect_beside(&options.source).await?;
+    if beside.text("SELECT has_database_privilege(current_database(), 'CREATE')").await? != "t" {
+        let why = format!(
+            "stillpoint's role must be able to name the migration there; try: GRANT CREATE ON DATABASE postgres TO {role}"
+        );
+        refuse(findings, KIND, SIDE, why);
+    }
+    let owners = link
+        .query(&format!(
+            "SELECT pg_get_userbyid(o.owner), min(o.what) FROM (SELECT datdba, 'the database' FROM pg_database \
+             WHERE datname = current_database() UNION ALL SELECT c.relowner, n.nspname || '.' || c.relname FROM pg_class c \
+             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p', 'S', 'm') AND {USER_SCHEMA} AND \
+             {NOT_OF_EXTENSION}) o (owner, what) WHERE NOT pg_has_role(o.owner, 'USAGE') GROUP BY 1 ORDER BY 1"
+        ))
+        .await?;
+    for row in owners {
+        let (owner, what) = (text(&row, 0), text(&row, 1));
+        let why = format!("it owns {what}; try: GRANT {} TO {role}", identifier(&owner));
+        refuse(findings, KIND, owner, why);
+    }
+    let closed = link
+        .query(&format!(
+            "SELECT n.nspname FROM pg_namespace n WHERE {USER_SCHEMA} AND NOT has_schema_privilege(n.oid, 'USAGE') ORDER BY 1"
+        ))
+        .await?;
+    for row in closed {
+        let schema = text(&row, 0);
+        let why =
+            format!("stillpoint's role may not use it; try: GRANT USAGE ON SCHEMA {} TO {role}", identifier(&schema));
+        refuse(findings, "schema", schema, why);
+    }
+    let firing = "SELECT evtname FROM pg_event_trigger WHERE evtenabled <> 'D' ORDER BY 1";
+    for row in link.query(firing).await?.iter().filter(|_| !link.rights.may_replicate) {
+        refuse(findings, "event trigger", text(row, 0), "it would fire on what stillpoint defines on the source");
+    }
+    check_hidden_rows(link, findings).await?;
+    let others = format!(
+        "SELECT DISTINCT pg_get_userbyid(a.grantor) FROM pg_database d, aclexplode(d.datacl) a WHERE d.datname = {} AND \
+         a.privilege_type = 'CONNECT' AND NOT pg_has_role(a.grantor, 'USAGE') ORDER BY 1",
+        literal(&options.source.database)
+    );
+    for row in link.query(&others).await? {
+        let (grantor, database) = (text(&row, 0), &options.source.database);
+        let why = format!(
+            "it gave others the right to connect to {database}, which is taken from them while connections are closed; try: \
+             GRANT {} TO {role}",
+            identifier(&grantor)
+        );
+        refuse(findings, KIND, grantor, why);
+    }
+    let own = format!(
+        "SELECT 1 FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase, unnest(s.setconfig) c \
+         WHERE s.setrole = 0 AND d.datname = {} AND starts_with(c, 'default_transaction_read_only=')",
+        literal(&options.source.database)
+    );
+    if link.value(&own).await?.is_some() {
+        let why = "the database sets it itself, and only a superuser can keep that setting while connections are closed: \
+                   RESET it first";
+        refuse(findings, "setting", "default_transaction_read_only", why);
+    }
+    let passwords = "passwords of roles are not read: only a superuser may";
+    findings.push(Finding::new(KIND, SIDE, Verdict::NotLookedAt, passwords));
+    Ok(())
+}
+
+/// Adds refusals for rights that our role lacks on a target.
+///
+/// # Errors
+///
+/// Errors of the connections to the servers.
+pub(crate) async fn check_target(
+    there: &mut Link,
+    target: &Server,
+    with_way_back: bool,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    if there.rights.is_superuser {
+        return Ok(());
+    }
+    const SIDE: &str = "target";
+    check_helpers(there, SIDE, findings).await?;
+    if with_way_back {
+        check_replication(&target.database("postgres"), SIDE, findings).await?;
+    }
+    let role = identifier(&target.user);
+    if there.text("SELECT rolcreatedb FROM pg_roles WHERE rolname = current_user").await? != "t" {
+        refuse(
+            findings,
+            KIND,
+            SIDE,
+            format!("stillpoint's role must create the database; try: ALTER ROLE {role} CREATEDB"),
+        );
+    }
+    Ok(())
+}
+
+async fn check_helpers(link: &mut Link, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    for (helper, why) in HELPERS {
+        if link.text(&format!("SELECT pg_has_role('{helper}', 'USAGE')")).await? != "t" {
+            refuse(findings, KIND, side, format!("stillpoint's role must be a member of {helper}, {why}"));
+        }
+    }
+    Ok(())
+}
+
+/// Connects for replication: hosting providers grant that in ways of their own, so only trying shows it.
+async fn check_replication(server: &Server, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    match Link::connect(server, Purpose::Replication, &[]).await {
+        Ok(_) => Ok(()),
+        Err(error @ ServerError::Sql { .. }) => {
+            let why = format!(
+                "stillpoint's role must have the attribute REPLICATION, or the provider's right for it: {error}"
+            );
+            refuse(findings, KIND, side, why);
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Refuses tables whose policies hide rows even from their owner.
+async fn check_hidden_rows(link: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let hidden = link
+        .query(&format!(
+            "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE c.relrowsecurity AND c.relforcerowsecurity AND {USER_SCHEMA} AND NOT (SELECT rolbypassrls FROM pg_roles \
+             WHERE rolname = current_user) ORDER BY 1"
+        ))
+        .await?;
+    for row in hidden {
+        let why = "its policies apply to its owner too (FORCE ROW LEVEL SECURITY): stillpoint's role needs BYPASSRLS";
+        refuse(findings, "table", text(&row, 0), why);
+    }
+    Ok(())
+}
