@@ -12,7 +12,7 @@ use crate::follow_state::{FollowState, catch_up};
 use crate::journal::{Phase, SharedJournal};
 use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
-use crate::replica_triggers::ReplicaTriggers;
+use crate::reactions::Reactions;
 use crate::snapshot::{ChangeStore, SnapshotState};
 use crate::state_files::{self, CopyProgress};
 use crate::weight::run_with_weight;
@@ -91,11 +91,12 @@ pub(crate) async fn create(
         None => None,
     };
     let weight = controller.as_ref().map(|controller| &*controller.weight);
-    let indexes = dump.complete(&deferred, options.copy_jobs, horizon == 0, gently);
+    let indexes = dump.complete(&deferred, options.copy_jobs, horizon == 0 && rights.may_replicate, gently);
     let makers = definitions::makers_condition(&options.target);
     reporter.phase("indexes", run_with_weight(&options.target, &makers, weight, reporter, indexes)).await?;
-    let triggers = ReplicaTriggers::read(&mut Link::connect(&options.source, Purpose::Statements, &[]).await?).await?;
-    triggers.disable(&mut target).await?;
+    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let reactions = Reactions::read(&mut source, target.rights).await?;
+    reactions.disable(&mut target).await?;
     let ours = format!("pid = {}", target.pid);
     let statistics = async { Ok(statistics(&mut target).await?) };
     reporter.phase("statistics", run_with_weight(&options.target, &ours, weight, reporter, statistics)).await?;
@@ -230,7 +231,7 @@ pub(crate) async fn create_foreign_keys(
     let dump = Dump { target: &options.target, rights: rights(&options.target).await?, file };
     let deferred = dump.deferred().await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
-    if deferred.has_foreign_keys() {
+    if deferred.has_foreign_keys() && target.rights.may_replicate {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         let gently = following.controller.is_some() && options.source.shares_machine_with(&options.target);
         let weight = following.controller.as_ref().filter(|_| gently).map(|controller| Arc::clone(&controller.weight));

@@ -11,8 +11,8 @@ use crate::owner::{self, CommandLock, Witness};
 use crate::phases::{state_mut, take_state};
 use crate::progress::{Observer, Reporter};
 use crate::proxy_client::is_served;
+use crate::reactions::{Reactions, complete_foreign_keys};
 use crate::removal::{LOCK_TIMEOUT, end_migration, remove_others};
-use crate::replica_triggers::ReplicaTriggers;
 use crate::retry::{Outcome, name_long_rows, retry_with_any_proxy};
 use crate::switch::{self, Direction, Prepared, Side};
 use crate::{ddl_changes, fence, undo};
@@ -223,8 +223,9 @@ impl<'m, 'j> Rollback<'m, 'j> {
             let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
             inventory.retain_tables_of(&Inventory::read(&mut source).await?);
         }
-        let triggers = ReplicaTriggers::read(&mut target).await?;
-        triggers.disable(&mut Link::connect(&options.source, Purpose::Statements, &[]).await?).await?;
+        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        let reactions = Reactions::read(&mut target, source.rights).await?;
+        reactions.disable(&mut source).await?;
         let record = self.journal.record();
         let follower = Follower::start(Plan {
             source: &options.target.with_side("target"),
@@ -252,7 +253,22 @@ impl<'m, 'j> Rollback<'m, 'j> {
     /// Ends the follower, and keeps clients on the target.
     async fn stay_on_target(&mut self) -> Result<(), Error> {
         (self.following, self.prepared) = (None, None);
+        if let Err(error) = self.restore_reactions().await {
+            self.reporter.warn(format!(
+                "triggers and foreign keys of the source are as the next `fallback` needs them: {error}"
+            ));
+        }
         stay_on_target(self.options, self.journal).await
+    }
+
+    /// Lets triggers and foreign keys act on the source again, if they were kept from it one by one.
+    async fn restore_reactions(&self) -> Result<(), Error> {
+        let mut source = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
+        if source.rights.may_replicate {
+            return Ok(());
+        }
+        let mut target = Link::connect(&self.options.target, Purpose::Statements, &[]).await?;
+        Ok(Reactions::read(&mut target, source.rights).await?.enable_present(&mut source).await?)
     }
 
     async fn compare(&mut self) -> Result<(), Error> {
@@ -280,6 +296,14 @@ impl<'m, 'j> Rollback<'m, 'j> {
             switch::switch(self.options, self.journal, prepared, &self.direction, self.reporter).await?;
         self.paused = paused;
         refresh_stale(&mut left, &self.direction.to, &self.journal.record().refreshed, self.reporter).await;
+        // Clients are back: what fails from here on is a warning.
+        match Link::connect(&self.direction.to, Purpose::Statements, &[]).await {
+            Ok(mut to) => match complete_foreign_keys(&mut left, &mut to).await {
+                Ok(failed) => failed.into_iter().for_each(|key| self.reporter.warn(key)),
+                Err(error) => self.reporter.warn(format!("foreign keys are not validated: {error}")),
+            },
+            Err(error) => self.reporter.warn(format!("foreign keys are not validated: {error}")),
+        }
         Ok(())
     }
 }

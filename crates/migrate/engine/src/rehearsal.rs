@@ -14,7 +14,7 @@ use crate::copy::{connect_for_copy, make_room, sample};
 use crate::create::statistics;
 use crate::definitions::{self, Dump, RejectedDefinition};
 use crate::materialized_views::{self, MaterializedView};
-use crate::replica_triggers::ReplicaTriggers;
+use crate::reactions::Reactions;
 use crate::report::{Finding, Report, Verdict, leave_out, refuse, short_message};
 use crate::{Options, Roles, catalogs, roles, values};
 use rustix::fs::MemfdFlags;
@@ -339,7 +339,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     rejections.extend(dump.attempt_most(&deferred).await?);
     let mut link = connect_for_copy(scratch).await?;
     // They would run with our rights.
-    ReplicaTriggers::read(&mut holder).await?.disable_present(&mut link).await?;
+    Reactions::read(&mut holder, link.rights).await?.disable_present(&mut link).await?;
     if deferred.has_foreign_keys() {
         // Rows that a sample refers to may be missing.
         for table in &inventory.tables {

@@ -79,6 +79,11 @@ pub(crate) async fn check_source(
     for row in link.query(firing).await?.iter().filter(|_| !link.rights.may_replicate) {
         refuse(findings, "event trigger", text(row, 0), "it would fire on what stillpoint defines on the source");
     }
+    if !link.rights.may_replicate && !options.accepted.no_fallback {
+        let how = "stillpoint's role may not set session_replication_role there: `fallback` disables triggers and rules of the source \
+                   and drops its foreign keys until clients are back; they are validated after that";
+        findings.push(Finding::new("foreign keys", SIDE, Verdict::Changed, how));
+    }
     check_hidden_rows(link, findings).await?;
     let others = format!(
         "SELECT DISTINCT pg_get_userbyid(a.grantor) FROM pg_database d, aclexplode(d.datacl) a WHERE d.datname = {} AND \
@@ -125,6 +130,11 @@ pub(crate) async fn check_target(
     }
     const SIDE: &str = "target";
     check_helpers(there, SIDE, findings).await?;
+    if !there.rights.may_replicate {
+        let how = "stillpoint's role may not set session_replication_role there: triggers and rules are disabled until the \
+                   switch-over, foreign keys are made NOT VALID in the pause and validated after it";
+        findings.push(Finding::new("foreign keys", SIDE, Verdict::Moved, how));
+    }
     if with_way_back {
         check_replication(&target.database("postgres"), SIDE, findings).await?;
     }

@@ -5,9 +5,10 @@ use crate::journal::{Capture, Journal, SharedJournal};
 use crate::materialized_views::refresh_stale;
 use crate::options::Options;
 use crate::progress::Reporter;
+use crate::reactions::complete_foreign_keys;
 use crate::removal::remove_others;
 use stillpoint_migrate_apply::{Error, replication_objects};
-use stillpoint_migrate_postgres::link::Link;
+use stillpoint_migrate_postgres::link::{Link, Purpose};
 
 /// Cleans up after the switch: closes the way out, opens the way back, and restores the other targets.
 pub(crate) async fn settle(
@@ -27,6 +28,8 @@ pub(crate) async fn settle(
     }
     replication_objects::withdraw(&mut source).await?;
     remove_others(options, journal, &mut source).await?.into_iter().for_each(|left| reporter.warn(left));
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    complete_foreign_keys(&mut source, &mut target).await?.into_iter().for_each(|key| reporter.warn(key));
     refresh_stale(&mut source, &options.target, &record.refreshed, reporter).await;
     // This comes last: it records that everything before is done.
     replication_objects::drop_slot(&mut source, &record.slot()).await?;

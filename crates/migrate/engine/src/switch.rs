@@ -22,7 +22,7 @@ use crate::options::Options;
 use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, retry_until_takeover};
-use crate::replica_triggers::ReplicaTriggers;
+use crate::reactions::Reactions;
 use crate::{Roles, fence, moved_slots, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
@@ -115,7 +115,7 @@ struct PauseConnections {
     catalog_state: CatalogState,
     /// Marks of roles; empty if roles are not moved.
     roles: Vec<Row>,
-    triggers: ReplicaTriggers,
+    reactions: Reactions,
     to: Link,
 }
 
@@ -128,14 +128,15 @@ impl PauseConnections {
         let mut checker = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
         let catalog_state = CatalogState::take(&mut checker).await?;
         let roles = if with_roles { roles::marks(&mut checker).await? } else { Vec::new() };
+        let to = Link::connect(&direction.to, Purpose::Statements, &settings).await?;
         let mut connections = PauseConnections {
             beside: fence::connect_for_fencing(&direction.from).await?,
             from: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
-            triggers: ReplicaTriggers::read(&mut checker).await?,
+            reactions: Reactions::read(&mut checker, to.rights).await?,
             checker,
             catalog_state,
             roles,
-            to: Link::connect(&direction.to, Purpose::Statements, &settings).await?,
+            to,
         };
         // Run once without use: a server process that runs it again has its catalog cache filled.
         connections.beside.query(&fence::direct_sessions_sql(&direction.from.database, &[])).await?;
@@ -170,8 +171,8 @@ pub(crate) async fn prepare(
             replication_objects::create_slot(&direction.to, &slot, false, options.snapshot_limit).await?.position;
         // Changes that are repeated from here to the switch carry our stamps, and are not sent back.
         journal.lock().update(|record| record.back_from = position)?;
-        let triggers = ReplicaTriggers::read(&mut from).await?;
-        let definitions = triggers.look_enabled(&mut to, async |to| catalogs::read(to).await).await?;
+        let reactions = Reactions::read(&mut from, to.rights).await?;
+        let definitions = reactions.look_enabled(&mut to, async |to| catalogs::read(to).await).await?;
         journal.lock().keep_definitions(&definitions)?;
     }
     if direction.creates_roles(options) {
@@ -326,7 +327,7 @@ async fn work_in_pause(
     reporter: &Reporter,
     limit: Duration,
 ) -> Result<(), Error> {
-    let PauseConnections { beside, from, checker, catalog_state, roles, triggers, to } = connections;
+    let PauseConnections { beside, from, checker, catalog_state, roles, reactions, to } = connections;
     let Prepared { following, proxy, grants, witness, .. } = prepared;
     let FollowState { follower, inventory, large_objects, .. } = following;
     let database = &direction.from.database;
@@ -378,7 +379,7 @@ async fn work_in_pause(
     // This commit is synchronous: after it, everything that the apply workers wrote is on disk.
     let migration = literal(&journal.record().migration);
     let epoch = format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)");
-    to.query(&(numbers + &triggers.enable + &epoch)).await?;
+    to.query(&(numbers + &reactions.enable_sql() + &epoch)).await?;
     // After all work that takes time: from here on only the proxy decides, and all clients of one pause go to the same side.
     if let Some(witness) = witness {
         witness.check_held(if direction.side() == Side::Target { beside } else { to }).await?;

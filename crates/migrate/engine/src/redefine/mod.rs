@@ -33,8 +33,8 @@ use crate::journal::SharedJournal;
 use crate::large_objects::LargeObjects;
 use crate::options::Options;
 use crate::progress::Reporter;
+use crate::reactions::Reactions;
 use crate::rehearsal::ScratchDatabase;
-use crate::replica_triggers::ReplicaTriggers;
 use crate::report::short_message;
 use crate::{Capture, Roles, fence, roles};
 use archive::Entry;
@@ -201,6 +201,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             None => LargeObjects::present(&mut self.target).await?,
         };
         definitions::terminate_makers(&self.options.target, &mut self.target).await?;
+        // Without that right they are made in the pause.
+        let with_foreign_keys = with_foreign_keys && self.target.rights.may_replicate;
         let mut last = None;
         for _ in 0..ROUNDS_MAX {
             match self.round(horizon, with_foreign_keys).await {
@@ -513,7 +515,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             }
         }
         // They would fire on what is repeated and copied.
-        ReplicaTriggers::read(&mut self.source).await?.disable_present(&mut self.target).await?;
+        let reactions = Reactions::read(&mut self.source, self.target.rights).await?;
+        reactions.disable_present(&mut self.target).await?;
         Ok(left)
     }
 
