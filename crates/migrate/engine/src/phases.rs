@@ -89,6 +89,9 @@ pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
     ]
 }
 
+/// Times that definitions are repeated in a row while others follow directly after them.
+const REDEFINITIONS_MAX: usize = 20;
+
 /// Attempts to move clients while definitions change again and again.
 const SWITCHES_MAX: usize = 5;
 
@@ -302,13 +305,27 @@ impl<'m, 'j> Migration<'m, 'j> {
         Box::pin(Redefinition::find(&self.options, self.number, self.journal, &self.reporter)).await
     }
 
-    async fn make_redefinition(&mut self, redefinition: Redefinition<'_, '_>) -> Result<(), Error> {
+    async fn make_redefinition(&mut self, mut redefinition: Redefinition<'m, 'j>) -> Result<(), Error> {
         // Its connections end first.
-        let large_objects = self.following.take().map(|following| following.large_objects);
+        let mut large_objects = self.following.take().map(|following| following.large_objects);
         let horizon = self.journal.record().horizon_of(self.number);
         let reporter = self.reporter.clone();
-        // Its state is large, and is part of the state of each caller.
-        let made = Box::pin(redefinition.make(horizon, horizon == 0, large_objects));
+        for _ in 1..REDEFINITIONS_MAX {
+            // Its state is large, and is part of the state of each caller.
+            let made = Box::pin(redefinition.make(horizon, horizon == 0, large_objects.take()));
+            match reporter.phase("definitions", made).await {
+                // The target followed on, and met a definition that is later still.
+                Err(error) if redefine::may_be_cause(&error) => match self.look_for_definitions().await? {
+                    Some(found) => redefinition = found,
+                    None => return Err(error),
+                },
+                made => {
+                    self.following = Some(made?);
+                    return Ok(());
+                }
+            }
+        }
+        let made = Box::pin(redefinition.make(horizon, horizon == 0, None));
         self.following = Some(reporter.phase("definitions", made).await?);
         Ok(())
     }

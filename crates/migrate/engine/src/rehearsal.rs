@@ -236,13 +236,11 @@ async fn drop_scratch(scratch: &Server) -> Result<(), ServerError> {
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
 }
 
-/// Statement for sessions whose messages are searched for names of roles.
-const ENGLISH_MESSAGES: &str = "SET lc_messages = 'C'";
+/// Settings of sessions whose messages are searched for names of roles, as far as our role may have them.
+const ENGLISH_MESSAGES: [(&str, &str); 1] = [("lc_messages", "C")];
 
 async fn connect_for_messages(server: &Server) -> Result<Link, ServerError> {
-    let mut link = Link::connect(server, Purpose::Statements, &[]).await?;
-    link.query(ENGLISH_MESSAGES).await?;
-    Ok(link)
+    Link::connect(server, Purpose::Statements, &ENGLISH_MESSAGES).await
 }
 
 /// Roles that a run creates on the target, and a rehearsal does not.
@@ -480,7 +478,9 @@ async fn copy_samples(
 ) -> Result<Vec<u32>, Error> {
     let mut from = Link::connect(source, Purpose::Statements, &[("statement_timeout", SAMPLE_TIMEOUT_MS)]).await?;
     let mut to = connect_for_copy(scratch).await?;
-    to.query(ENGLISH_MESSAGES).await?;
+    if to.rights.is_superuser {
+        to.query("SET lc_messages = 'C'").await?;
+    }
     if all_there {
         make_room(&mut to, &inventory.tables).await?;
     }

@@ -210,7 +210,9 @@ pub(crate) fn replacement(before: &Entry, now: &Entry, database: &str) -> Option
         _ => return None,
     };
     let object = now.drop.strip_prefix("DROP ").and_then(|drop| drop.trim_end().strip_suffix(';'));
-    let owner = object.filter(|_| before.owner != now.owner && !now.owner.is_empty());
+    // What is replaced may have been dropped with something that it used; then the statement makes it, as ours.
+    let is_made = changed.starts_with("CREATE OR REPLACE ");
+    let owner = object.filter(|_| (is_made || before.owner != now.owner) && !now.owner.is_empty());
     let owner = owner.map(|object| format!("; ALTER {object} OWNER TO {}", identifier(&now.owner)));
     let space = object.filter(|_| before.storage.0 != now.storage.0).map(|object| {
         let space = if now.storage.0.is_empty() { "pg_default" } else { &now.storage.0 };

@@ -263,8 +263,11 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             Err(error) if may_be_cause(&error) && self.have_changed(&now).await? => return Ok(None),
             Err(error) => return Err(error),
         };
-        self.converge(&now, true, &|entry: &Entry| foreign_keys(entry) && entry.kind != FOREIGN_KEY).await?;
-        self.copy_tables(&now, &snapshot).await?;
+        let left = self.converge(&now, true, &|entry: &Entry| foreign_keys(entry) && entry.kind != FOREIGN_KEY).await?;
+        if let Err(error) = self.copy_tables(&now, &snapshot).await {
+            // What could not be made explains it.
+            return Err(if left.is_empty() { error } else { Error::SchemaChanged(left.join("; ")) });
+        }
         let left = self.converge(&now, true, &foreign_keys).await?;
         if !left.is_empty() {
             return Err(Error::SchemaChanged(left.join("; ")));

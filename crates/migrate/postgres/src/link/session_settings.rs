@@ -98,6 +98,12 @@ pub struct SessionRights {
 }
 
 impl SessionRights {
+    /// Returns true if the role may set one of the settings for which a right is needed.
+    fn may_set_own(self, name: &str) -> bool {
+        let pinned = BEHAVIOUR_SETTINGS.iter().find(|pinned| pinned.name == name);
+        pinned.map_or(self.is_superuser, |pinned| self.may_set(pinned))
+    }
+
     fn may_set(self, pinned: &PinnedSetting) -> bool {
         match pinned.when {
             Availability::AtLogin => true,
@@ -109,7 +115,7 @@ impl SessionRights {
 }
 
 /// Other settings that only superusers may set.
-const OF_SUPERUSERS: [&str; 1] = ["deadlock_timeout"];
+const OF_SUPERUSERS: [&str; 2] = ["deadlock_timeout", "lc_messages"];
 
 /// Returns true for a setting that not every role may set.
 fn needs_right(name: &str) -> bool {
@@ -133,10 +139,7 @@ pub(super) fn at_login<'s>(own: &[(&'s str, &'s str)]) -> Vec<(&'s str, &'s str)
 pub(super) fn after_login(rights: SessionRights, is_bytes: bool, own: &[(&str, &str)]) -> Option<String> {
     let may = |pinned: &&PinnedSetting| pinned.when != Availability::AtLogin && rights.may_set(pinned);
     let due = BEHAVIOUR_SETTINGS.iter().filter(may).filter(|pinned| !is_among(own, pinned.name));
-    let own = own.iter().copied().filter(|(name, _)| {
-        let pinned = BEHAVIOUR_SETTINGS.iter().find(|pinned| pinned.name == *name);
-        needs_right(name) && pinned.map_or(rights.is_superuser, |pinned| rights.may_set(pinned))
-    });
+    let own = own.iter().copied().filter(|(name, _)| needs_right(name) && rights.may_set_own(name));
     let due = due
         .map(|pinned| (pinned.name, pinned.value))
         .chain(own)
@@ -148,9 +151,9 @@ pub(super) fn after_login(rights: SessionRights, is_bytes: bool, own: &[(&str, &
 /// `PGOPTIONS` of a program that connects to a server as our role; `own` takes precedence over pinned settings, except for those
 /// that the role may not set.
 pub fn options(rights: SessionRights, own: &[(&str, &str)]) -> String {
-    let (may, may_not): (Vec<_>, Vec<_>) = BEHAVIOUR_SETTINGS.iter().partition(|pinned| rights.may_set(pinned));
-    let known = may.iter().map(|pinned| (pinned.name, pinned.value)).filter(|(name, _)| !is_among(own, name));
-    let own: Vec<_> = own.iter().filter(|(name, _)| may_not.iter().all(|pinned| pinned.name != *name)).collect();
+    let known = BEHAVIOUR_SETTINGS.iter().filter(|pinned| rights.may_set(pinned));
+    let known = known.map(|pinned| (pinned.name, pinned.value)).filter(|(name, _)| !is_among(own, name));
+    let own: Vec<_> = own.iter().filter(|(name, _)| !needs_right(name) || rights.may_set_own(name)).collect();
     let option = |(name, value): (&str, &str)| format!("-c {name}={}", value.replace('\\', "\\\\").replace(' ', "\\ "));
     known.chain(own.into_iter().copied()).map(option).collect::<Vec<_>>().join(" ")
 }
