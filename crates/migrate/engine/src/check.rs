@@ -16,7 +16,7 @@ use std::time::Instant;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
 use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_capture::facts::{Capturable, QUESTION, capturable};
-use stillpoint_migrate_postgres::link::{Link, Purpose, Server, literal, number, text};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, identifier, literal, number, text};
 
 /// Name of a source of changes, for messages.
 fn name(by: Capture) -> &'static str {
@@ -247,8 +247,12 @@ async fn find_direct_sessions(
 /// Adds a finding about large objects, and refuses them if a look at all of them does not fit into the pause.
 async fn check_large_objects(link: &mut Link, options: &Options, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let unreadable = LargeObjects::unreadable(link).await?;
-    if unreadable > 0 {
-        refuse(findings, "large objects", unreadable.to_string(), "stillpoint's role may not read their contents");
+    for (owner, count) in &unreadable {
+        let (owner, role) = (identifier(owner), identifier(&options.source.user));
+        let why = format!("stillpoint's role may not read their contents; try: GRANT {owner} TO {role}");
+        refuse(findings, "large objects", count.to_string(), why);
+    }
+    if !unreadable.is_empty() {
         return Ok(());
     }
     let begun = Instant::now();
@@ -435,7 +439,7 @@ async fn check_target(
         ))
         .await?;
     let row = rows.into_iter().next().unwrap_or_default();
-    rights::check_target(there, target, !accepted.no_fallback, findings).await?;
+    rights::check_target(link, there, target, !accepted.no_fallback, findings).await?;
     if text(&row, 3) == "t" {
         refuse(findings, "server", "target", "this server is a standby; name the primary");
     }

@@ -47,17 +47,17 @@ impl LargeObjects {
         Ok(LargeObjects { known: rows.iter().map(|row| (number(row, 0), state(row))).collect() })
     }
 
-    /// Number of objects whose contents this session's role may not read.
-    pub(crate) async fn unreadable(link: &mut Link) -> Result<u64, Error> {
-        let count = link
-            .text(
-                "SELECT count(*) FROM pg_largeobject_metadata m WHERE NOT has_table_privilege('pg_largeobject', 'SELECT') \
+    /// Owners of objects whose contents this session's role may not read, with the number of these.
+    pub(crate) async fn unreadable(link: &mut Link) -> Result<Vec<(String, u64)>, Error> {
+        let owners = link
+            .query(
+                "SELECT pg_get_userbyid(m.lomowner), count(*) FROM pg_largeobject_metadata m WHERE NOT has_table_privilege('pg_largeobject', 'SELECT') \
                  AND NOT pg_has_role(m.lomowner, 'USAGE') AND current_setting('lo_compat_privileges') = 'off' AND NOT EXISTS \
                  (SELECT FROM aclexplode(m.lomacl) a WHERE a.privilege_type = 'SELECT' AND (a.grantee = 0 OR \
-                 pg_has_role(a.grantee, 'USAGE')))",
+                 pg_has_role(a.grantee, 'USAGE'))) GROUP BY 1 ORDER BY 1",
             )
             .await?;
-        Ok(count.parse().unwrap_or(u64::MAX))
+        Ok(owners.iter().map(|row| (text(row, 0), number(row, 1))).collect())
     }
 
     /// Objects that the receiving side has already, each as one whose contents are not known: the first look of [`Self::bring`]

@@ -2,7 +2,8 @@
 //!
 //! | right | on the source | on the target |
 //! |---|---|---|
-//! | member of the owners of the database and its tables | publication, replica identity, copy | by the rehearsal |
+//! | member of the owners of the database and its objects | publication, replica identity, copy | definitions |
+//! | BYPASSRLS | tables with FORCE ROW LEVEL SECURITY | the same |
 //! | REPLICATION, found by a connection for replication | slots | slot of the way back |
 //! | CREATEDB | | the database |
 //! | CREATE in the database `postgres` | name of the migration | |
@@ -41,7 +42,7 @@ pub(crate) async fn check_source(
         refuse(findings, KIND, SIDE, "only capture by pgoutput (--capture log) works with a role that is no superuser");
         return Ok(());
     }
-    check_helpers(link, SIDE, findings).await?;
+    check_helpers(link, &options.source.user, SIDE, findings).await?;
     check_replication(&options.source, SIDE, findings).await?;
     let role = identifier(&options.source.user);
     let mut beside = fence::connect_beside(&options.source).await?;
@@ -59,6 +60,7 @@ pub(crate) async fn check_source(
              {NOT_OF_EXTENSION}) o (owner, what) WHERE NOT pg_has_role(o.owner, 'USAGE') GROUP BY 1 ORDER BY 1"
         ))
         .await?;
+    let lacking: Vec<String> = owners.iter().map(|row| text(row, 0)).collect();
     for row in owners {
         let (owner, what) = (text(&row, 0), text(&row, 1));
         let why = format!("it owns {what}; try: GRANT {} TO {role}", identifier(&owner));
@@ -66,11 +68,12 @@ pub(crate) async fn check_source(
     }
     let closed = link
         .query(&format!(
-            "SELECT n.nspname FROM pg_namespace n WHERE {USER_SCHEMA} AND NOT has_schema_privilege(n.oid, 'USAGE') ORDER BY 1"
+            "SELECT n.nspname, pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE {USER_SCHEMA} AND NOT \
+             has_schema_privilege(n.oid, 'USAGE') ORDER BY 1"
         ))
         .await?;
-    for row in closed {
-        let schema = text(&row, 0);
+    for row in closed.iter().filter(|row| !lacking.contains(&text(row, 1))) {
+        let schema = text(row, 0);
         let why =
             format!("stillpoint's role may not use it; try: GRANT USAGE ON SCHEMA {} TO {role}", identifier(&schema));
         refuse(findings, "schema", schema, why);
@@ -84,14 +87,14 @@ pub(crate) async fn check_source(
                    and drops its foreign keys until clients are back; they are validated after that";
         findings.push(Finding::new("foreign keys", SIDE, Verdict::Changed, how));
     }
-    check_hidden_rows(link, findings).await?;
+    check_hidden_rows(link, (None, &options.source.user), SIDE, findings).await?;
     let others = format!(
         "SELECT DISTINCT pg_get_userbyid(a.grantor) FROM pg_database d, aclexplode(d.datacl) a WHERE d.datname = {} AND \
          a.privilege_type = 'CONNECT' AND NOT pg_has_role(a.grantor, 'USAGE') ORDER BY 1",
         literal(&options.source.database)
     );
-    for row in link.query(&others).await? {
-        let (grantor, database) = (text(&row, 0), &options.source.database);
+    for row in link.query(&others).await?.iter().filter(|row| !lacking.contains(&text(row, 0))) {
+        let (grantor, database) = (text(row, 0), &options.source.database);
         let why = format!(
             "it gave others the right to connect to {database}, which is taken from them while connections are closed; try: \
              GRANT {} TO {role}",
@@ -120,6 +123,7 @@ pub(crate) async fn check_source(
 ///
 /// Errors of the connections to the servers.
 pub(crate) async fn check_target(
+    link: &mut Link,
     there: &mut Link,
     target: &Server,
     with_way_back: bool,
@@ -129,7 +133,7 @@ pub(crate) async fn check_target(
         return Ok(());
     }
     const SIDE: &str = "target";
-    check_helpers(there, SIDE, findings).await?;
+    check_helpers(there, &target.user, SIDE, findings).await?;
     if !there.rights.may_replicate {
         let how = "stillpoint's role may not set session_replication_role there: triggers and rules are disabled until the \
                    switch-over, foreign keys are made NOT VALID in the pause and validated after it";
@@ -138,6 +142,8 @@ pub(crate) async fn check_target(
     if with_way_back {
         check_replication(&target.database("postgres"), SIDE, findings).await?;
     }
+    check_owners_there(link, there, target, findings).await?;
+    check_hidden_rows(link, (Some(there), &target.user), SIDE, findings).await?;
     let role = identifier(&target.user);
     if there.text("SELECT rolcreatedb FROM pg_roles WHERE rolname = current_user").await? != "t" {
         refuse(
@@ -150,10 +156,16 @@ pub(crate) async fn check_target(
     Ok(())
 }
 
-async fn check_helpers(link: &mut Link, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_helpers(link: &mut Link, user: &str, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
     for (helper, why) in HELPERS {
         if link.text(&format!("SELECT pg_has_role('{helper}', 'USAGE')")).await? != "t" {
-            refuse(findings, KIND, side, format!("stillpoint's role must be a member of {helper}, {why}"));
+            let role = identifier(user);
+            refuse(
+                findings,
+                KIND,
+                side,
+                format!("stillpoint's role must be able {why}; try: GRANT {helper} TO {role}"),
+            );
         }
     }
     Ok(())
@@ -165,7 +177,9 @@ async fn check_replication(server: &Server, side: &str, findings: &mut Vec<Findi
         Ok(_) => Ok(()),
         Err(error @ ServerError::Sql { .. }) => {
             let why = format!(
-                "stillpoint's role must have the attribute REPLICATION, or the provider's right for it: {error}"
+                "stillpoint's role must be able to read the log: {error}; try: ALTER ROLE {} REPLICATION, or what the provider has \
+                 for that",
+                identifier(&server.user)
             );
             refuse(findings, KIND, side, why);
             Ok(())
@@ -174,18 +188,61 @@ async fn check_replication(server: &Server, side: &str, findings: &mut Vec<Findi
     }
 }
 
-/// Refuses tables whose policies hide rows even from their owner.
-async fn check_hidden_rows(link: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
-    let hidden = link
+/// Refuses tables of the source whose policies hide rows even from their owner, if `who` may not see these.
+async fn check_hidden_rows(
+    source: &mut Link,
+    (who, user): (Option<&mut Link>, &str),
+    side: &str,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    let hidden = source
         .query(&format!(
             "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE c.relrowsecurity AND c.relforcerowsecurity AND {USER_SCHEMA} AND NOT (SELECT rolbypassrls FROM pg_roles \
-             WHERE rolname = current_user) ORDER BY 1"
+             WHERE c.relrowsecurity AND c.relforcerowsecurity AND {USER_SCHEMA} ORDER BY 1"
         ))
         .await?;
-    for row in hidden {
-        let why = "its policies apply to its owner too (FORCE ROW LEVEL SECURITY): stillpoint's role needs BYPASSRLS";
-        refuse(findings, "table", text(&row, 0), why);
+    let bypasses = "SELECT rolbypassrls FROM pg_roles WHERE rolname = current_user";
+    let bypasses = who.unwrap_or(source).text(bypasses).await? == "t";
+    for row in hidden.iter().filter(|_| !bypasses) {
+        let why = format!(
+            "its policies apply to its owner too (FORCE ROW LEVEL SECURITY); on the {side} try: ALTER ROLE {} BYPASSRLS",
+            identifier(user)
+        );
+        refuse(findings, "table", text(row, 0), why);
+    }
+    Ok(())
+}
+
+/// Refuses roles that own something in the source's database, and of which our role is no member on the target.
+async fn check_owners_there(
+    link: &mut Link,
+    there: &mut Link,
+    target: &Server,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    let owners = link
+        .query(
+            "SELECT DISTINCT pg_get_userbyid(s.refobjid) FROM pg_shdepend s JOIN pg_database d ON d.datname = current_database() \
+             WHERE s.refclassid = 'pg_authid'::regclass AND s.deptype = 'o' AND (s.dbid = d.oid OR s.classid = \
+             'pg_database'::regclass AND s.objid = d.oid) ORDER BY 1",
+        )
+        .await?;
+    // A member that may not take the place of an owner cannot give it anything.
+    let right = if there.rights.major >= 16 { "SET" } else { "MEMBER" };
+    for row in owners {
+        let owner = text(&row, 0);
+        let is = format!(
+            "SELECT 1 FROM pg_roles WHERE rolname = {} AND NOT (pg_has_role(oid, 'USAGE') AND pg_has_role(oid, '{right}'))",
+            literal(&owner)
+        );
+        if there.value(&is).await?.is_some() {
+            let why = format!(
+                "stillpoint's role must make what {owner} owns; try: GRANT {} TO {}",
+                identifier(&owner),
+                identifier(&target.user)
+            );
+            refuse(findings, KIND, "target", why);
+        }
     }
     Ok(())
 }

@@ -155,3 +155,54 @@ async fn roles_that_may_not_quiet_triggers_move_a_database_there_and_back() {
     prepare(&bench);
     there_and_back(&bench).await;
 }
+
+/// A role that may only log in is told what it lacks, and what it is told is enough.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_is_told_each_right_that_it_lacks() {
+    if !available() {
+        return;
+    }
+    let bench = start(false);
+    for side in [&bench.source, &bench.target] {
+        side.sql(
+            "postgres",
+            "CREATE ROLE mover LOGIN; CREATE ROLE app LOGIN; CREATE ROLE reader LOGIN; CREATE ROLE \"Other One\" LOGIN",
+        );
+    }
+    bench.source.sql("postgres", "CREATE DATABASE shop OWNER app");
+    bench.source.sql("shop", SCHEMA);
+    bench.source.sql(
+        "shop",
+        "GRANT CREATE ON DATABASE shop TO \"Other One\"; SET ROLE \"Other One\"; CREATE SCHEMA \"Own\"; CREATE TABLE \"Own\".hidden (id int \
+         PRIMARY KEY); INSERT INTO \"Own\".hidden VALUES (1); ALTER TABLE \"Own\".hidden ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+    );
+    bench.source.sql("postgres", "ALTER DATABASE shop SET default_transaction_read_only = off");
+    let options = options(&bench);
+    let mut rounds = 0;
+    loop {
+        let report = check(&options).await.unwrap();
+        let refused = report.findings.iter().filter(|finding| finding.verdict == Verdict::Refused);
+        let refused: Vec<_> =
+            refused.map(|finding| (finding.kind.clone(), finding.name.clone(), finding.note.clone())).collect();
+        println!("{refused:#?}");
+        if refused.is_empty() {
+            break;
+        }
+        rounds += 1;
+        assert!(rounds < 5, "{refused:?}");
+        for (kind, name, note) in refused {
+            if name == "default_transaction_read_only" {
+                bench.source.sql("postgres", "ALTER DATABASE shop RESET default_transaction_read_only");
+                continue;
+            }
+            let at = if name == "target" || note.contains("on the target") { &bench.target } else { &bench.source };
+            let (_, statement) = note.split_once("try: ").unwrap_or_else(|| panic!("{kind} {name}: {note}"));
+            let database = if statement.contains("SCHEMA") { "shop" } else { "postgres" };
+            at.sql(database, statement.split(", or ").next().unwrap());
+        }
+    }
+    assert!(rounds > 0);
+    run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    fallback(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    bench.assert_clean("shop");
+}
