@@ -158,7 +158,7 @@ fn wrong_credentials_are_told_before_anything_is_touched() {
         ("user=mover password=wrong", "password authentication failed"),
         ("user=mover", "no password was given"),
         ("user=absent", "role \"absent\" does not exist"),
-        ("user=weak", "must be a superuser"),
+        ("user=weak", "try: GRANT pg_read_all_stats TO \"weak\""),
     ] {
         let mut command = Command::new(stillpoint());
         let place = |port: u16, who: &str| format!("host=127.0.0.1 port={port} dbname=shop {who}");

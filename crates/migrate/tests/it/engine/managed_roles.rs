@@ -4,7 +4,7 @@ use crate::engine::support::{Bench, dumped, observer};
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
-use stillpoint_migrate_engine::{Options, Outcome, Verdict, check, fallback, finish, run};
+use stillpoint_migrate_engine::{Options, Outcome, Roles, Verdict, check, fallback, finish, run};
 use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
 use stillpoint_testing::wait::until;
 
@@ -93,11 +93,13 @@ fn assert_same(bench: &Bench) {
     assert_eq!(bench.source.sql("shop", objects), bench.target.sql("shop", objects));
 }
 
-async fn there_and_back(bench: &Bench) {
-    let options = options(bench);
+async fn there_and_back(bench: &Bench, roles: Roles) {
+    let options = Options { roles, ..options(bench) };
     let report = check(&options).await.unwrap();
     assert_eq!(report.refusals(), Vec::<String>::new());
     let not_looked_at = report.findings.iter().filter(|finding| finding.verdict == Verdict::NotLookedAt);
+    // A rehearsal does not make roles, so it leaves out what they own.
+    let not_looked_at = not_looked_at.filter(|finding| roles == Roles::Check || finding.kind != "definitions");
     let not_looked_at: Vec<_> = not_looked_at.map(|finding| (finding.kind.as_str(), finding.name.as_str())).collect();
     assert_eq!(not_looked_at, [("pooler", "before the proxy"), ("right", "source"), ("setting", "all")]);
 
@@ -143,7 +145,7 @@ async fn roles_that_may_quiet_triggers_move_a_database_there_and_back() {
     for side in [&bench.source, &bench.target] {
         side.sql("postgres", "GRANT SET ON PARAMETER session_replication_role TO mover");
     }
-    there_and_back(&bench).await;
+    there_and_back(&bench, Roles::Check).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,7 +155,8 @@ async fn roles_that_may_not_quiet_triggers_move_a_database_there_and_back() {
     }
     let bench = start(false);
     prepare(&bench);
-    there_and_back(&bench).await;
+    bench.target.sql("postgres", "DROP ROLE app; DROP ROLE reader");
+    there_and_back(&bench, Roles::Create).await;
 }
 
 /// A role that may only log in is told what it lacks, and what it is told is enough.
