@@ -3,8 +3,14 @@
 use super::check;
 use super::servers::{block_on, failure, run_watched};
 use crate::output::{Failure, Output};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_engine::{Options, Outcome, Phase, SwitchHooks, finish, run as migrate, status};
+use stillpoint_migrate_engine::{
+    ClientPasswords, Options, Outcome, Phase, SwitchHooks, finish, run as migrate, status,
+};
+use zeroize::Zeroizing;
 
 /// Arguments of `stillpoint migrate run`.
 #[derive(clap::Args)]
@@ -56,6 +62,10 @@ pub(super) struct MoveArgs {
     /// Do not compare both sides before the switch-over.
     #[arg(long)]
     no_compare: bool,
+    /// File with lines `ROLE PASSWORD`, for servers that do not show stored passwords, as those of hosting providers: sessions
+    /// of these roles log in with them when they are moved. Only its owner may have access to it.
+    #[arg(long, value_name = "FILE")]
+    client_passwords: Option<PathBuf>,
     /// Refresh materialized views inside the pause, not only before it. It must be over within the maximum pause.
     #[arg(long)]
     refresh_at_switch: bool,
@@ -71,8 +81,26 @@ impl MoveArgs {
         options.pause_attempts = self.pause_attempts;
         options.compare = !self.no_compare;
         options.refresh_at_switch = self.refresh_at_switch;
+        if let Some(path) = &self.client_passwords {
+            options.client_passwords = read_passwords(path)?;
+        }
         Ok(())
     }
+}
+
+/// Reads the file of `--client-passwords`.
+fn read_passwords(path: &Path) -> Result<ClientPasswords, Failure> {
+    const LENGTH_MAX: u64 = 16 << 20;
+    let file = stillpoint_host::file::open_named(path).map_err(Failure::refused)?;
+    let mode = file.metadata().map_err(Failure::refused)?.mode();
+    let path = path.display();
+    if mode & 0o077 != 0 {
+        let error = anyhow::anyhow!("{path} has mode {:04o}: others may read or change it", mode & 0o7777);
+        return Err(Failure::refused(error).hint(format!("chmod 0600 {path}")));
+    }
+    let mut text = Zeroizing::new(String::new());
+    file.take(LENGTH_MAX).read_to_string(&mut text).map_err(Failure::refused)?;
+    ClientPasswords::parse(&text).map_err(|why| Failure::refused(anyhow::anyhow!("{path}: {why}")))
 }
 
 /// Runs `stillpoint migrate run`.

@@ -25,6 +25,12 @@ pub(super) struct Servers {
     /// is dropped. Clients move to the first one that is left, and the others are restored.
     #[arg(long, value_name = "CONNINFO", required = true)]
     target: Vec<String>,
+    /// Shell command that prints the password for the source, called again as passwords expire.
+    #[arg(long, value_name = "COMMAND")]
+    source_password_command: Option<String>,
+    /// Shell command that prints the password for the targets.
+    #[arg(long, value_name = "COMMAND")]
+    target_password_command: Option<String>,
     /// The database, unless the source's connection string names it.
     #[arg(long, value_name = "NAME")]
     database: Option<String>,
@@ -43,12 +49,19 @@ impl Servers {
     /// Converts these arguments to options.
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let refused = |error: ServerError| Failure::refused(error).hint("--help");
-        let source = Server::parse("source", &self.source, self.database.as_deref()).map_err(refused)?;
+        let mut source = Server::parse("source", &self.source, self.database.as_deref()).map_err(refused)?;
+        if let Some(command) = &self.source_password_command {
+            source = source.with_password_command(command);
+        }
         let database = self.database.as_deref().unwrap_or(&source.database);
         // A database keeps its name, so the target's connection string need not repeat it.
         let target = |conninfo: &String| {
             let named = conninfo.contains("dbname") || conninfo.starts_with("postgres");
-            Server::parse("target", conninfo, (!named).then_some(database)).map_err(refused)
+            let server = Server::parse("target", conninfo, (!named).then_some(database)).map_err(refused)?;
+            Ok(match &self.target_password_command {
+                Some(command) => server.with_password_command(command),
+                None => server,
+            })
         };
         let mut targets: VecDeque<Server> = self.target.iter().map(target).collect::<Result<_, _>>()?;
         let first = targets.pop_front().ok_or_else(|| Failure::usage("--target is required"))?;

@@ -27,7 +27,7 @@ pub(crate) async fn dump(
     snapshot: Option<&str>,
     into: &Path,
 ) -> Result<(), Error> {
-    let mut command = client("pg_dump", major, source);
+    let mut command = client("pg_dump", major, source).await?;
     command.env("PGOPTIONS", session_settings::options(from, &[]));
     command.args(["--format=custom", "--schema-only", "--no-subscriptions"]);
     command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]);
@@ -116,12 +116,12 @@ impl Dump<'_> {
         // string.
         let how = ["--create", "--use-list=/dev/stdin", "--exit-on-error"];
         let list = self.entries(&OF_DATABASE).await?;
-        run(self.restorer(&how, "postgres", self.pre_data_settings()), RESTORE, &list).await?;
+        run(self.restorer(&how, "postgres", self.pre_data_settings()).await?, RESTORE, &list).await?;
         // Before any extension is there: its background processes would act on rows that clients have on the source.
         fence::make_read_only(self.target).await?;
         self.create_relocated_extensions().await?;
         let how = ["--section=pre-data", "--exit-on-error"];
-        let command = self.restorer(&how, &of_database(&self.target.database), self.pre_data_settings());
+        let command = self.restorer(&how, &of_database(&self.target.database), self.pre_data_settings()).await?;
         run(command, RESTORE, "").await.map(drop)
     }
 
@@ -196,7 +196,7 @@ impl Dump<'_> {
     async fn attempt_with(&self, which: &str, list: &str) -> Result<Vec<RejectedDefinition>, Error> {
         // Without --verbose, pg_restore does not report which entry an error belongs to.
         let settings = [ASYNCHRONOUS_COMMIT, ("lc_messages", "C")];
-        let command = self.restorer(&["--verbose", which], &of_database(&self.target.database), &settings);
+        let command = self.restorer(&["--verbose", which], &of_database(&self.target.database), &settings).await?;
         let output = run_to_end(command, RESTORE, list).await?;
         let told = String::from_utf8_lossy(&output.stderr);
         let rejections = rejections(&told);
@@ -232,17 +232,17 @@ impl Dump<'_> {
     /// Creates the entries of a list.
     async fn restore(&self, list: &str, how: &str, settings: &[(&str, &str)]) -> Result<(), Error> {
         let how = ["--use-list=/dev/stdin", "--exit-on-error", how];
-        let command = self.restorer(&how, &of_database(&self.target.database), settings);
+        let command = self.restorer(&how, &of_database(&self.target.database), settings).await?;
         run(command, RESTORE, list).await.map(drop)
     }
 
     /// Makes a command that creates definitions on the target, from a session with `settings`.
-    fn restorer(&self, how: &[&str], database: &str, settings: &[(&str, &str)]) -> Command {
-        let mut command = client(RESTORE, self.rights.major, self.target);
+    async fn restorer(&self, how: &[&str], database: &str, settings: &[(&str, &str)]) -> Result<Command, ServerError> {
+        let mut command = client(RESTORE, self.rights.major, self.target).await?;
         command.args(how).arg(format!("--dbname={database}")).arg("--").arg(self.file);
         command.env("PGAPPNAME", maker_name(self.target));
         command.env("PGOPTIONS", session_settings::options(self.rights, settings));
-        command
+        Ok(command)
     }
 
     /// Returns what `pg_restore` prints about the dump, without a server.
@@ -284,13 +284,13 @@ impl DeferredDefinitions {
 }
 
 /// Makes a command for a program that connects to `server`, and to no other server that the environment names.
-fn client(name: &str, major: u32, server: &Server) -> Command {
+async fn client(name: &str, major: u32, server: &Server) -> Result<Command, ServerError> {
     let mut command = Command::new(program(name, major));
     for variable in CONNECTION_VARIABLES {
         command.env_remove(variable);
     }
-    command.envs(server.environment());
-    command
+    command.envs(server.environment().await?);
+    Ok(command)
 }
 
 /// Variables that would direct such a program to another server or database than ours.

@@ -69,6 +69,7 @@ mod capture;
 mod catalogs;
 mod check;
 mod checksum;
+mod client_passwords;
 mod clients;
 mod copy;
 mod create;
@@ -117,6 +118,7 @@ mod weight;
 
 pub use check::check;
 pub use checksum::ComparisonReport;
+pub use client_passwords::ClientPasswords;
 pub use ddl_changes::definitions_since_switch;
 pub use fallback::{fallback, finish};
 pub use guardian::repair_interrupted;

@@ -1,7 +1,7 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Capture, Roles};
+use crate::{Capture, ClientPasswords, Roles};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -78,6 +78,8 @@ pub struct Options {
     pub schedule: Schedule,
     /// Handling of the roles that the database needs.
     pub roles: Roles,
+    /// Passwords of clients' roles, if a server does not show the stored ones.
+    pub client_passwords: ClientPasswords,
     /// Number of a migration whose journal is lost, and that [`crate::abort`] removes without the journal.
     pub without_journal: Option<String>,
     /// Makes the check create the definitions on each target as a trial, and examine rows.
@@ -115,6 +117,7 @@ impl Options {
             capture: None,
             schedule: Schedule::Lsir,
             roles: Roles::default(),
+            client_passwords: ClientPasswords::default(),
             without_journal: None,
             rehearse: false,
             accepted: AcceptedRestrictions::default(),

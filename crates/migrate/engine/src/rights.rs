@@ -112,7 +112,8 @@ pub(crate) async fn check_source(
                    RESET it first";
         refuse(findings, "setting", "default_transaction_read_only", why);
     }
-    let passwords = "passwords of roles are not read: only a superuser may";
+    let passwords = "stored passwords of roles are not read: only a superuser may; sessions that log in by password are moved \
+                     with --client-passwords FILE";
     findings.push(Finding::new(KIND, SIDE, Verdict::NotLookedAt, passwords));
     Ok(())
 }

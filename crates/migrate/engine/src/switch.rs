@@ -187,9 +187,10 @@ pub(crate) async fn prepare(
     }
     let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
-    // Without the right to read them, the proxy has those that its configuration names.
+    // Without the right to read them there are those of the options.
     let stored = if to.rights.is_superuser { to.query(stored).await? } else { Vec::new() };
-    let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
+    let mut verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
+    options.client_passwords.add_to(&mut verifiers);
     let sessions = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
     let grants = fence::grants(&mut fence::connect_beside(&direction.from).await?, &direction.from.database).await?;
     Ok(Prepared { following, proxy, grants, sessions, witness })

@@ -45,7 +45,7 @@ pub enum Login {
 pub struct Credential {
     /// Secret or proof of the role.
     pub login: Login,
-    /// Stored password of the role, as in `pg_authid`.
+    /// Stored password of the role, as in `pg_authid`, or its password if only that is known.
     pub stored: Option<Zeroizing<String>>,
 }
 
@@ -60,32 +60,40 @@ impl fmt::Debug for Credential {
     }
 }
 
+/// Returns true for a text that a server would store as it is, and not as a password in plain text.
+fn is_stored_form(stored: &str) -> bool {
+    let is_md5 = |hash: &str| hash.len() == 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    stored.strip_prefix("md5").is_some_and(is_md5) || Verifier::parse(stored).is_ok()
+}
+
 impl Credential {
     /// Password in plain text, if there is one.
     pub(crate) fn password(&self) -> Option<&[u8]> {
         match &self.login {
             Login::Password(password) => Some(password),
-            _ => None,
+            _ => self.stored.as_ref().filter(|stored| !is_stored_form(stored)).map(|password| password.as_bytes()),
         }
     }
 
     /// Stored form of MD5.
     pub(crate) fn md5(&self, user: &str) -> Option<Zeroizing<String>> {
-        let stored = self.stored.as_ref().filter(|stored| stored.starts_with("md5")).cloned();
+        let stored = self.stored.as_ref().filter(|stored| stored.starts_with("md5") && is_stored_form(stored)).cloned();
         stored.or_else(|| self.password().map(|password| md5::stored(password, user.as_bytes())))
     }
 
     /// Secret for a SCRAM login.
     pub(crate) fn scram(&self) -> Result<Secret, AuthenticationError> {
+        if let Some(password) = self.password() {
+            return Ok(Secret::Password(Zeroizing::new(password.to_vec())));
+        }
         match &self.login {
-            Login::Password(password) => Ok(Secret::Password(password.clone())),
             Login::Keys(keys) => Ok(Secret::Keys(keys.clone())),
             Login::Observed(transcript) => {
                 let lacking = AuthenticationError::NoSecret("no verifier for this role was given");
                 let verifier = Verifier::parse(self.stored.as_ref().ok_or(lacking)?)?;
                 Ok(Secret::Keys(transcript.recover(&verifier)?))
             }
-            Login::Trusted | Login::Md5 => Err(AuthenticationError::NoSecret(
+            Login::Trusted | Login::Md5 | Login::Password(_) => Err(AuthenticationError::NoSecret(
                 "it requires a password, and a client that logs in by SCRAM does not send one",
             )),
         }

@@ -15,6 +15,7 @@ mod earlier_version;
 mod faults;
 mod guardian;
 mod hold;
+mod hosted_servers;
 mod isolation_levels;
 mod lasting_faults;
 mod live_page;

@@ -25,6 +25,14 @@ pub enum ServerError {
         #[source]
         source: io::Error,
     },
+    /// The command that prints our password failed.
+    #[error("the password command for {server} failed: {why}")]
+    PasswordCommand {
+        /// The server.
+        server: String,
+        /// Reason, without the command's output.
+        why: String,
+    },
     /// A server did not accept the connection in time.
     #[error("connecting to {server} took longer than {:.1} s", .limit.as_secs_f64())]
     TimedOut {
@@ -130,6 +138,7 @@ impl ServerError {
         match self {
             ServerError::Conninfo { .. } => None,
             ServerError::Connect { server, .. }
+            | ServerError::PasswordCommand { server, .. }
             | ServerError::TimedOut { server, .. }
             | ServerError::Tls { server, .. }
             | ServerError::Lost { server, .. }
@@ -142,7 +151,10 @@ impl ServerError {
     /// Returns true if a retry cannot succeed: the caller has to change something first.
     pub fn is_refusal(&self) -> bool {
         match self {
-            ServerError::Conninfo { .. } | ServerError::Tls { .. } | ServerError::Authentication { .. } => true,
+            ServerError::Conninfo { .. }
+            | ServerError::PasswordCommand { .. }
+            | ServerError::Tls { .. }
+            | ServerError::Authentication { .. } => true,
             // Errors of authentication, of an unknown database, and of missing rights.
             ServerError::Sql { code, .. } => code.starts_with("28") || code == "3D000" || code == "42501",
             _ => false,

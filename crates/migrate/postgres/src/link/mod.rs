@@ -6,11 +6,12 @@
 
 mod conninfo;
 mod error;
+mod password;
 mod pooler;
 mod server;
 pub mod session_settings;
 
-use crate::credential::{Credential, Login};
+use crate::credential::Credential;
 use crate::error::LinkError;
 use crate::login::log_in;
 use crate::reader::{Frame, Reader};
@@ -200,8 +201,7 @@ impl Link {
         parameters.extend(session_settings::at_login(own));
         let mut packet = BytesMut::new();
         frontend::startup_message(parameters, &mut packet).map_err(|error| ServerError::protocol(&name, error))?;
-        let login = server.password.clone().map_or(Login::Trusted, |password| Login::Password(password.into()));
-        let credential = Credential { login, stored: None };
+        let credential = Credential { login: server.login().await?, stored: None };
         let ready = log_in(stream, &packet, &server.user, &credential).await;
         let ready = ready.map_err(|error| ServerError::login(&name, error))?;
         let (read, write) = ready.stream.into_halves();

@@ -10,7 +10,7 @@
 //! are no poolers here.
 
 use super::{APPLICATION, CONNECT_TIMEOUT, Server, ServerError};
-use crate::{Answers, Credential, Login, Ready, connect, exchange, log_in};
+use crate::{Answers, Credential, Ready, connect, exchange, log_in};
 use stillpoint_migrate_wire::frontend::{TERMINATE, put_query};
 use stillpoint_migrate_wire::startup::{Startup, Version};
 
@@ -97,8 +97,7 @@ impl Server {
         let startup = Startup::of(Version::V3_0, names).map_err(|error| ServerError::protocol(&name, error))?;
         let mut packet = Vec::new();
         startup.encode(&mut packet);
-        let login = self.password.clone().map_or(Login::Trusted, |password| Login::Password(password.into()));
-        let credential = Credential { login, stored: None };
+        let credential = Credential { login: self.login().await?, stored: None };
         log_in(stream, &packet, &self.user, &credential).await.map_err(|error| ServerError::login(&name, error))
     }
 }

@@ -2,6 +2,8 @@
 
 use super::conninfo::take;
 use super::error::ServerError;
+use super::password::Password;
+use crate::credential::Login;
 use crate::server::ServerTls;
 use std::fmt;
 use std::path::PathBuf;
@@ -19,7 +21,7 @@ pub struct Server {
     pub address: crate::Server,
     /// Name of our role.
     pub user: String,
-    pub(super) password: Option<Vec<u8>>,
+    pub(super) password: Option<Password>,
     /// Name of the database.
     pub database: String,
 }
@@ -66,7 +68,25 @@ impl Server {
         let user = config.get_user().unwrap_or("postgres").to_owned();
         let password = config.get_password().map(<[u8]>::to_vec);
         let password = password.or_else(|| std::env::var("PGPASSWORD").ok().map(String::into_bytes));
+        let password = password.map(|password| Password::Given(password.into()));
         Ok(Server { side: side.into(), address, user, password, database })
+    }
+
+    /// Returns the same server with a password that a shell command prints each time that it is needed.
+    pub fn with_password_command(self, command: &str) -> Server {
+        Server { password: Some(Password::Command(command.into())), ..self }
+    }
+
+    /// Secret with which our role logs in.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::PasswordCommand`] if a command should print it, and fails.
+    pub(super) async fn login(&self) -> Result<Login, ServerError> {
+        match &self.password {
+            Some(password) => Ok(Login::Password(password.read(&self.to_string()).await?)),
+            None => Ok(Login::Trusted),
+        }
     }
 
     /// Returns the same server with another database.
@@ -80,7 +100,11 @@ impl Server {
     }
 
     /// Environment variables with which libpq's programs connect to it.
-    pub fn environment(&self) -> Vec<(&'static str, String)> {
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::PasswordCommand`] if a command should print the password, and fails.
+    pub async fn environment(&self) -> Result<Vec<(&'static str, String)>, ServerError> {
         let crate::Server { host, port, tls, ca, .. } = &self.address;
         let mut variables = vec![
             ("PGHOST", host.clone()),
@@ -95,9 +119,10 @@ impl Server {
             variables.push(("PGSSLROOTCERT", ca.display().to_string()));
         }
         if let Some(password) = &self.password {
-            variables.push(("PGPASSWORD", String::from_utf8_lossy(password).into_owned()));
+            let password = password.read(&self.to_string()).await?;
+            variables.push(("PGPASSWORD", String::from_utf8_lossy(&password).into_owned()));
         }
-        variables
+        Ok(variables)
     }
 
     /// Returns true if both run on one machine, judged by their addresses: there, work for one takes processor time from
@@ -186,13 +211,13 @@ mod tests {
         }
     }
 
-    #[test]
-    fn tls_goes_to_all_who_connect() {
+    #[tokio::test]
+    async fn tls_goes_to_all_who_connect() {
         let server =
             Server::parse("target", "host=a sslmode=verify-full sslrootcert='/etc/a b.pem' dbname=x", None).unwrap();
         let url = "postgresql://a/x?sslrootcert=%2Fetc%2Fa%20b.pem&sslmode=verify-full";
         for server in [server, Server::parse("target", url, None).unwrap()] {
-            let environment = server.environment();
+            let environment = server.environment().await.unwrap();
             assert!(environment.contains(&("PGSSLMODE", "verify-full".into())), "{environment:?}");
             assert!(environment.contains(&("PGSSLROOTCERT", "/etc/a b.pem".into())), "{environment:?}");
             let proxied = server.address;

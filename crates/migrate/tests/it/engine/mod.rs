@@ -27,3 +27,5 @@ mod throttle;
 mod through_proxy;
 mod tls;
 mod whole_definitions;
+
+pub(crate) use managed_roles::PROVIDER_ROLES;
