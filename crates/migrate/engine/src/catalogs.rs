@@ -192,7 +192,7 @@ impl Catalog {
         if self.as_superuser { &SETTINGS_SQL } else { SETTINGS_WITHOUT_FENCE_SQL }
     }
 
-    /// What its rows are read from.
+    /// Relation or query that its rows are read from.
     fn place(&self) -> &str {
         let part = READABLE_PARTS.iter().find(|(name, _)| !self.is_readable && *name == self.name);
         part.map_or(&self.name, |(_, part)| part)

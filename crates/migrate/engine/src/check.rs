@@ -16,7 +16,7 @@ use std::time::Instant;
 use stillpoint_migrate_apply::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA};
 use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_capture::facts::{Capturable, QUESTION, capturable};
-use stillpoint_migrate_postgres::link::{Link, Purpose, Server, identifier, literal, number, text};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, Server, identifier, literal, number, text};
 
 /// Name of a source of changes, for messages.
 fn name(by: Capture) -> &'static str {
@@ -53,6 +53,11 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         refuse(&mut findings, "migration", &owner.migration, format!("{owner}, has not ended"));
     }
     let wanted = options.targets().count() as i64;
+    let copying = options.copy_jobs as i64 * wanted;
+    rights::check_connections(&mut link, "source", (copying, 0), &mut findings).await?;
+    let clients = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' \
+                   AND application_name <> ";
+    let clients = link.text(&format!("{clients}{}", literal(APPLICATION))).await?.parse().unwrap_or(0);
     let (by, mut capture) = check_source(&mut link, options, wanted, &mut findings).await?;
     check_role_names(&mut link, "source", &mut findings).await?;
     let (mut clusters, mut targets, mut made_roles) = (Vec::new(), Vec::new(), Vec::new());
@@ -65,6 +70,8 @@ async fn examine(options: &Options) -> Result<Report, Error> {
             refuse(&mut of_target, "server", "target", "this is the same cluster as another target");
         }
         clusters.push(cluster);
+        let writing = options.players.max(options.copy_jobs) as i64;
+        rights::check_connections(&mut there, "target", (writing, clients), &mut of_target).await?;
         check_role_names(&mut there, "target", &mut of_target).await?;
         check_needed_objects(&mut link, &mut there, &mut of_target).await?;
         if link.rights.is_superuser && there.rights.is_superuser {

@@ -1,4 +1,4 @@
-//! What acts on rows that are repeated: triggers, rules and foreign keys. Their effects are in the log, so they are kept from acting on
+//! Triggers, rules and foreign keys, which act on rows that are repeated. Their effects are in the log, so they are kept from acting on
 //! the side that follows, until it has everything, in the pause.
 //!
 //! | our role on the side that follows | triggers and rules | foreign keys |

@@ -16,7 +16,7 @@ use crate::report::{Finding, Verdict, refuse};
 use crate::{Capture, Options, fence};
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{NOT_OF_EXTENSION, USER_SCHEMA};
-use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier, literal, text};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier, literal, number, text};
 
 const KIND: &str = "right";
 /// Roles whose rights both sides need.
@@ -153,6 +153,40 @@ pub(crate) async fn check_target(
             SIDE,
             format!("stillpoint's role must create the database; try: ALTER ROLE {role} CREATEDB"),
         );
+    }
+    Ok(())
+}
+
+/// Connections of a command beside those that copy and replay: it watches, fences and compares.
+const OWN_CONNECTIONS: i64 = 8;
+
+/// Refuses a side on which the migration and the clients that it moves would have too few connections. `link` is a connection to
+/// that side, and `wanted` are connections that copy or replay and those of clients that come.
+///
+/// # Errors
+///
+/// An error if the server cannot be asked.
+pub(crate) async fn check_connections(
+    link: &mut Link,
+    side: &str,
+    (wanted, clients): (i64, i64),
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    let sql = "SELECT current_setting('max_connections')::int - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = \
+               'client backend') - CASE WHEN r.rolsuper THEN 0 ELSE current_setting('superuser_reserved_connections')::int + \
+               coalesce(current_setting('reserved_connections', true), '0')::int END, r.rolconnlimit - (SELECT count(*) FROM \
+               pg_stat_activity WHERE usesysid = r.oid), r.rolconnlimit >= 0 AND NOT r.rolsuper \
+               FROM pg_roles r WHERE r.rolname = current_user";
+    let row = link.query(sql).await?.into_iter().next().unwrap_or_default();
+    let (free, of_role): (i64, i64) = (number(&row, 0), number(&row, 1));
+    let ours = wanted + OWN_CONNECTIONS;
+    if free < ours + clients {
+        let why = format!("{free} are free, and {ours} of stillpoint and {clients} of clients are needed");
+        refuse(findings, "connections", side, why);
+    }
+    if text(&row, 2) == "t" && of_role < ours {
+        let why = format!("stillpoint's role may have {of_role} more (CONNECTION LIMIT), and {ours} are needed");
+        refuse(findings, "connections", side, why);
     }
     Ok(())
 }

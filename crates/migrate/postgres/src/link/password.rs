@@ -28,7 +28,8 @@ pub(super) enum Password {
 impl Password {
     /// Returns the password; the line end of a command's output is not part of it.
     pub(super) async fn read(&self, server: &str) -> Result<Zeroizing<Vec<u8>>, ServerError> {
-        static PRINTED: Mutex<BTreeMap<String, (Instant, Zeroizing<Vec<u8>>)>> = Mutex::new(BTreeMap::new());
+        type Printed = (Instant, Zeroizing<Vec<u8>>);
+        static PRINTED: Mutex<BTreeMap<String, Printed>> = Mutex::new(BTreeMap::new());
         let command = match self {
             Password::Given(password) => return Ok(password.clone()),
             Password::Command(command) => command,

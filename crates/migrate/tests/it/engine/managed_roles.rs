@@ -180,6 +180,7 @@ async fn a_role_is_told_each_right_that_it_lacks() {
          PRIMARY KEY); INSERT INTO \"Own\".hidden VALUES (1); ALTER TABLE \"Own\".hidden ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
     );
     bench.source.sql("postgres", "ALTER DATABASE shop SET default_transaction_read_only = off");
+    bench.target.sql("postgres", "ALTER ROLE mover CONNECTION LIMIT 5");
     let options = options(&bench);
     let mut rounds = 0;
     loop {
@@ -196,6 +197,10 @@ async fn a_role_is_told_each_right_that_it_lacks() {
         for (kind, name, note) in refused {
             if name == "default_transaction_read_only" {
                 bench.source.sql("postgres", "ALTER DATABASE shop RESET default_transaction_read_only");
+                continue;
+            }
+            if kind == "connections" {
+                bench.target.sql("postgres", "ALTER ROLE mover CONNECTION LIMIT 40");
                 continue;
             }
             let at = if name == "target" || note.contains("on the target") { &bench.target } else { &bench.source };
