@@ -91,7 +91,7 @@ pub(crate) async fn create(
         None => None,
     };
     let weight = controller.as_ref().map(|controller| &*controller.weight);
-    let indexes = dump.complete(&deferred, options.copy_jobs, horizon == 0 && rights.may_replicate, gently);
+    let indexes = Box::pin(dump.complete(&deferred, options.copy_jobs, horizon == 0 && rights.may_replicate, gently));
     let makers = definitions::makers_condition(&options.target);
     reporter.phase("indexes", run_with_weight(&options.target, &makers, weight, reporter, indexes)).await?;
     let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
