@@ -335,6 +335,7 @@ pub(crate) async fn compare(
 ) -> Result<(), Error> {
     let (ours, theirs) = (read(here, &source.database).await?, read(there, &source.database).await?);
     let maker = there.rights;
+    compare_parameter_rights(here, there, findings).await?;
     let known = there.query("SELECT name FROM pg_settings").await?;
     let known: Vec<String> = known.iter().map(|row| text(row, 0)).collect();
     let mut find = |role: &Role, verdict: Verdict, note: &str| {
@@ -381,6 +382,25 @@ pub(crate) async fn compare(
             }
             _ => {}
         }
+    }
+    Ok(())
+}
+
+/// Adds findings about rights on settings that the target lacks: they are of the whole server.
+async fn compare_parameter_rights(here: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    /// First version that has such rights.
+    const SINCE: u32 = 15;
+    if here.rights.major < SINCE || there.rights.major < SINCE {
+        return Ok(());
+    }
+    // Those of the server's own superuser are in each list.
+    let all = "SELECT p.parname, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, \
+               a.privilege_type FROM pg_parameter_acl p, aclexplode(p.paracl) a WHERE a.grantee <> 10 ORDER BY 1, 2, 3";
+    let theirs = there.query(all).await?;
+    for row in here.query(all).await?.iter().filter(|row| !theirs.contains(row)) {
+        let (name, grantee, right) = (text(row, 0), text(row, 1), text(row, 2));
+        let note = format!("a right of the whole server; try there: GRANT {right} ON PARAMETER {name} TO {grantee}");
+        findings.push(Finding::new("right on a setting", name, Verdict::NotMoved, note));
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Migrations whose roles are no superusers, as hosting providers give them.
 
-use crate::engine::support::{Bench, dumped, observer};
+use crate::engine::support::{Bench, assert_same_definitions, observer};
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -83,12 +83,7 @@ fn assert_same(bench: &Bench) {
     let (source, target) = bench.sums("shop");
     let sorted = |sums: &str| sums.lines().map(str::to_owned).collect::<BTreeSet<_>>();
     assert_eq!(sorted(&source), sorted(&target));
-    let (source, target) = (dumped(bench, &bench.source), dumped(bench, &bench.target));
-    let lines = |one: &str, other: &str| -> Vec<String> {
-        one.lines().filter(|line| !other.contains(line)).map(str::to_owned).collect()
-    };
-    assert_eq!((lines(&source, &target), lines(&target, &source)), Default::default());
-    assert_eq!(source, target);
+    assert_same_definitions(bench);
     let objects = "SELECT string_agg(md5(lo_get(oid)) || pg_get_userbyid(lomowner), ' ' ORDER BY oid) FROM pg_largeobject_metadata";
     assert_eq!(bench.source.sql("shop", objects), bench.target.sql("shop", objects));
 }

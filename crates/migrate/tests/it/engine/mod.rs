@@ -12,6 +12,7 @@ mod faults;
 mod hold;
 mod managed_roles;
 mod moved_slots;
+mod object_kinds;
 mod operators;
 mod poolers;
 mod redefinition;

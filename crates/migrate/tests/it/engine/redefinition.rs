@@ -128,7 +128,7 @@ impl Writing {
 }
 
 /// Makes changes one statement after another.
-fn define(bench: &Bench, changes: &[&str]) {
+pub(super) fn define(bench: &Bench, changes: &[&str]) {
     for statement in changes.iter().flat_map(|sql| sql.split("; ")) {
         bench.source.sql("shop", statement);
     }
@@ -166,7 +166,7 @@ async fn move_while_defining(bench: Arc<Bench>, changes: &[&str], pause_ms: u64)
 }
 
 /// Runs the command with some options; `define` makes one group of changes.
-async fn move_with(
+pub(super) async fn move_with(
     bench: Arc<Bench>,
     options: Options,
     changes: &[&str],

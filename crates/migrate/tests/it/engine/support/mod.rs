@@ -247,6 +247,23 @@ pub(crate) fn dumped(bench: &Bench, cluster: &Cluster) -> String {
     text.lines().filter(|line| !of_migration(line)).map(|line| format!("{line}\n")).collect()
 }
 
+/// Panics unless definitions are the same on both sides, and shows the lines that only one has.
+#[track_caller]
+pub(crate) fn assert_same_definitions(bench: &Bench) {
+    let (source, target) = (dumped(bench, &bench.source), dumped(bench, &bench.target));
+    let lines = |one: &str, other: &str| -> Vec<String> {
+        one.lines().filter(|line| !other.contains(line)).map(str::to_owned).collect()
+    };
+    assert_eq!((lines(&source, &target), lines(&target, &source)), Default::default());
+    // Rights of an object are printed in the order in which they were given.
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&source), sorted(&target));
+}
+
 fn serve(stream: UnixStream, fake_proxy: &Mutex<FakeProxy>) {
     let mut lines = BufReader::new(stream.try_clone().expect("share a socket")).lines();
     let mut out = stream;
