@@ -245,8 +245,12 @@ impl Output {
                 let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));
                 self.progress_of(event, format!("catch-up: {kib} KiB behind, {tps} transactions per second{left}"));
             }
-            EventKind::Migrate(migrate::Event::Compared { tables, rows }) => {
-                self.line(format_args!("compared {tables} tables, {rows} rows: equal on both sides"));
+            EventKind::Migrate(migrate::Event::Compared { tables, rows, not_compared }) => {
+                let others = match not_compared {
+                    0 => String::new(),
+                    count => format!("; {count} tables are left out, and were not compared"),
+                };
+                self.line(format_args!("compared {tables} tables, {rows} rows: equal on both sides{others}"));
             }
             EventKind::Migrate(migrate::Event::SwitchedOver { paused_us, drained_us, sessions }) => self.line(format_args!(
                 "{sessions} sessions switched over; paused for {:.1} ms, {:.1} ms of it until running transactions ended",

@@ -122,7 +122,7 @@ mod tests {
         let events = [
             EventKind::PhaseStarted { operation: "apply".into(), phase: "check".into() },
             patch::Event::ThreadMigrated { tid: 8, transition: 3 }.into(),
-            migrate::Event::Compared { tables: 4, rows: 1 << 40 }.into(),
+            migrate::Event::Compared { tables: 4, rows: 1 << 40, not_compared: 3 }.into(),
             kernel::Event::KernelChanged { release: "6.12".into(), duration_ns: 9 }.into(),
         ];
         for kind in events {
@@ -130,7 +130,7 @@ mod tests {
             let text = serde_json::to_string(&event).unwrap();
             assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event, "{text}");
         }
-        let compared = line(migrate::Event::Compared { tables: 4, rows: 2 }.into());
+        let compared = line(migrate::Event::Compared { tables: 4, rows: 2, not_compared: 0 }.into());
         assert_eq!(compared, r#"{"v":2,"t_ns":5,"pid":7,"event":"compared","tables":4,"rows":2}"#);
     }
 

@@ -2,6 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 /// Kind of an event with its data. The tag is `"event"` in JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
@@ -50,6 +54,9 @@ pub enum Event {
         tables: u64,
         /// Rows compared.
         rows: u64,
+        /// Number of tables that are left out of the migration, and were not compared.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        not_compared: u64,
     },
     /// Definitions of the source changed while a target follows; they are repeated there.
     Redefining {

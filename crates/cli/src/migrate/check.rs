@@ -3,7 +3,9 @@
 use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Failure, Output};
 use std::sync::Arc;
-use stillpoint_migrate_engine::{AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Verdict, check};
+use stillpoint_migrate_engine::{
+    AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Selection, Verdict, check,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Orders in which statements are repeated.
@@ -46,6 +48,17 @@ pub(crate) struct MigrationArgs {
     /// move clients only when the readers have confirmed what the source had written by then.
     #[arg(long)]
     move_slots: bool,
+    /// Move only what this pattern selects, and what that needs: `SCHEMA`, `SCHEMA.*` or `SCHEMA.TABLE`, with `*` and `?`,
+    /// as in psql. May be repeated.
+    #[arg(long, value_name = "PATTERN")]
+    include: Vec<String>,
+    /// Leave out what this pattern selects: after the switch clients do not find it, and connections to the source are
+    /// disabled. May be repeated.
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<String>,
+    /// With --include: accept that all else is left out, although no --exclude names it.
+    #[arg(long, requires = "include")]
+    leave_rest: bool,
 }
 
 impl MigrationArgs {
@@ -65,6 +78,7 @@ impl MigrationArgs {
             };
         }
         options.roles = self.roles;
+        options.selection = Selection::parse(&self.include, &self.exclude, self.leave_rest).map_err(Failure::usage)?;
         options.move_slots = self.move_slots;
         options.accepted = AcceptedRestrictions {
             unlogged_empty: self.unlogged_empty,

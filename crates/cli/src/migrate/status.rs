@@ -42,6 +42,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
                 "{database}: migration {} from {} to {}: {:?}{kept}",
                 record.migration, record.source, record.target, record.phase
             ));
+            if !record.selection.is_all() {
+                output.line(format_args!("a part of the database: {}", record.selection));
+            }
             for (server, copying) in &status.copying {
                 let CopyProgress { bytes, bytes_total, bytes_per_s, estimate_s } = *copying;
                 let far = copied(bytes, bytes_total, bytes_per_s, estimate_s);

@@ -165,6 +165,25 @@ pub async fn publish_new(link: &mut Link, inventory: &Inventory) -> Result<bool,
     Ok(is_any)
 }
 
+/// Removes tables from the publication that are not in the inventory any more, although they exist.
+///
+/// # Errors
+///
+/// An error if the server cannot be asked, or refuses.
+pub async fn withdraw_others(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+    for oid in published(link).await? {
+        if inventory.tables.iter().any(|table| table.oid == oid) {
+            continue;
+        }
+        let name = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace";
+        if let Some(name) = link.value(&format!("{name} WHERE c.oid = {oid}")).await? {
+            let [rows, _] = PUBLICATIONS;
+            link.query(&format!("ALTER PUBLICATION {rows} DROP TABLE ONLY {name}")).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Waits until all transactions of other sessions that have a number now have ended.
 ///
 /// # Errors

@@ -18,6 +18,7 @@
 //! maintenance (VACUUM, ANALYZE, REINDEX, TRUNCATE), and rows of shared catalogs that belong to other databases.
 
 use crate::fence::OWN_READ_ONLY;
+use crate::selection::{LeftOut, Selection};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -255,7 +256,7 @@ impl Catalog {
     }
 
     /// SQL conditions for the rows that are definitions.
-    fn conditions_sql(&self) -> String {
+    fn conditions_sql(&self, is_all: bool) -> String {
         let roles = "(SELECT role FROM roles)";
         let here = "(SELECT oid FROM here)";
         let mut conditions = match self.name.as_str() {
@@ -297,6 +298,14 @@ impl Catalog {
         if !self.shared {
             conditions
                 .push(format!("NOT EXISTS (SELECT FROM left_out l WHERE l.class = {class} AND l.object = {object})"));
+        }
+        // A selection leaves out single objects of a schema.
+        if !self.shared && !is_all {
+            let is_left_out = |[class, object]: [String; 2]| {
+                format!("NOT EXISTS (SELECT FROM left_out l WHERE l.class = {class} AND l.object = {object})")
+            };
+            conditions.push(is_left_out(self.object_sql()));
+            conditions.extend(self.has("oid").then(|| is_left_out(["x.tableoid".into(), "x.oid".into()])));
         }
         if self.has("classoid") {
             conditions.push("x.classoid <> 'pg_largeobject'::regclass".into());
@@ -343,19 +352,24 @@ impl Catalog {
         format!("hashtextextended(ROW({})::text, 0)", columns.join(", "))
     }
 
-    /// Query for each row: catalog and number of its object, and the row's contents.
-    fn definitions(&self) -> String {
-        let ([class, object], content, place) = (self.object_sql(), self.content_sql(true), self.place());
-        let elements = match self.name.as_str() {
-            "pg_type" => " LEFT JOIN pg_type e ON e.oid = x.typelem AND e.typarray = x.oid",
+    /// Joins what [`Self::object_sql`] needs.
+    fn elements_sql(&self, is_unused: bool) -> &'static str {
+        match self.name.as_str() {
+            "pg_type" if !is_unused => " LEFT JOIN pg_type e ON e.oid = x.typelem AND e.typarray = x.oid",
             _ => "",
-        };
-        format!("SELECT {class}, {object}, {content} FROM {place} x{elements} WHERE {}", self.conditions_sql())
+        }
+    }
+
+    /// Query for each row: catalog and number of its object, and the row's contents.
+    fn definitions(&self, is_all: bool) -> String {
+        let ([class, object], content, place) = (self.object_sql(), self.content_sql(true), self.place());
+        let elements = self.elements_sql(false);
+        format!("SELECT {class}, {object}, {content} FROM {place} x{elements} WHERE {}", self.conditions_sql(is_all))
     }
 
     /// Query for the catalog's mark: the number of rows, and a checksum of rows whose writer is not older than `oldest`, the
     /// oldest transaction that was running then. A row is identified by its place and its writer, independent of other rows.
-    fn mark(&self, oldest: u32) -> String {
+    fn mark(&self, oldest: u32, is_all: bool) -> String {
         let sum = if CONTENT_MARKED_CATALOGS.contains(&self.name.as_str()) || !self.is_readable {
             format!("sum({})", self.content_sql(false))
         } else {
@@ -366,8 +380,9 @@ impl Catalog {
         };
         // For TOAST relations their number is enough: excluding them everywhere takes as long as all the rest.
         let toast = if self.name == "pg_class" { " AND x.relnamespace <> 'pg_toast'::regnamespace" } else { "" };
-        let (name, place) = (&self.name, self.place());
-        format!("SELECT '{name}', count(*), {sum} FROM {place} x WHERE {}{toast}", self.conditions_sql())
+        let (name, place, elements) = (&self.name, self.place(), self.elements_sql(is_all));
+        let conditions = self.conditions_sql(is_all);
+        format!("SELECT '{name}', count(*), {sum} FROM {place} x{elements} WHERE {conditions}{toast}")
     }
 
     /// Query for catalog and number of objects that are not compared, in `schemas` or our own; `None` if the catalog has no
@@ -394,8 +409,14 @@ const TEMPORARY: &str = "^pg_(temp|toast_temp)_";
 const TEMPORARY_OR_TOAST: &str = "^pg_(temp_|toast)";
 
 /// Combines a query about each catalog into one that sees all at the same moment. Returns its WITH part and the rest.
-fn of_all(catalogs: &[Catalog], left_out: &str, question: impl Fn(&Catalog) -> String) -> (String, String) {
-    let left_out: Vec<String> = catalogs.iter().filter_map(|catalog| catalog.uncompared_query(left_out)).collect();
+fn of_all(
+    catalogs: &[Catalog],
+    schemas: &str,
+    left_out: &LeftOut,
+    question: impl Fn(&Catalog) -> String,
+) -> (String, String) {
+    let uncompared = catalogs.iter().filter_map(|catalog| catalog.uncompared_query(schemas));
+    let uncompared: Vec<String> = uncompared.chain(left_out.objects_sql()).collect();
     let with = format!(
         "WITH here (oid) AS MATERIALIZED (SELECT oid FROM pg_database WHERE datname = current_database()), \
          left_out (class, object) AS MATERIALIZED ({}), \
@@ -403,19 +424,20 @@ fn of_all(catalogs: &[Catalog], left_out: &str, question: impl Fn(&Catalog) -> S
          AND s.refclassid = 'pg_authid'::regclass AND NOT EXISTS (SELECT FROM left_out l WHERE l.class = s.classid \
          AND l.object = s.objid) UNION SELECT datdba FROM pg_database WHERE datname = current_database() \
          UNION SELECT setrole FROM pg_db_role_setting WHERE setdatabase = (SELECT oid FROM here) AND setrole <> 0)",
-        left_out.join(" UNION ALL ")
+        uncompared.join(" UNION ALL ")
     );
     (with, catalogs.iter().map(question).collect::<Vec<_>>().join(" UNION ALL "))
 }
 
-/// Reads all definitions of the database, as one statement sees them.
-pub(crate) async fn read(link: &mut Link) -> Result<Definitions, Error> {
+/// Reads all selected definitions of the database, as one statement sees them.
+pub(crate) async fn read(link: &mut Link, selection: &Selection) -> Result<Definitions, Error> {
     let catalogs = Catalog::all(link).await?;
-    definitions(link, &catalogs).await
+    selection.look(link, async |link, left_out| definitions(link, &catalogs, left_out).await).await
 }
 
-async fn definitions(link: &mut Link, catalogs: &[Catalog]) -> Result<Definitions, Error> {
-    let (with, rows) = of_all(catalogs, TEMPORARY_OR_TOAST, Catalog::definitions);
+async fn definitions(link: &mut Link, catalogs: &[Catalog], left_out: &LeftOut) -> Result<Definitions, Error> {
+    let is_all = left_out.is_empty();
+    let (with, rows) = of_all(catalogs, TEMPORARY_OR_TOAST, left_out, |catalog| catalog.definitions(is_all));
     let classes = |is: &dyn Fn(&&Catalog) -> bool| {
         let classes: Vec<String> = catalogs.iter().filter(is).map(|catalog| class(&catalog.name)).collect();
         classes.join(", ")
@@ -501,16 +523,18 @@ const MARKS_SQL: &str = "EXECUTE stillpoint_marks";
 
 impl CatalogState {
     /// Takes a look; only once on each connection.
-    pub(crate) async fn take(link: &mut Link) -> Result<CatalogState, Error> {
+    pub(crate) async fn take(link: &mut Link, selection: &Selection) -> Result<CatalogState, Error> {
         link.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         let catalogs = Catalog::all(link).await?;
-        let definitions = definitions(link, &catalogs).await?;
+        let left_out = selection.left_out(link).await?;
+        let definitions = definitions(link, &catalogs, &left_out).await?;
         // A subtransaction has its own number, and a snapshot does not show if that has ended. So every row whose writer is not
         // older than the oldest running transaction is compared one by one.
         let oldest = link.text("SELECT pg_snapshot_xmin(pg_current_snapshot())").await?;
         let oldest =
             oldest.parse::<u64>().map_err(|_| link.receiver.protocol(format!("`{oldest}` as a transaction number")))?;
-        let (with, marks) = of_all(&catalogs, TEMPORARY, |catalog| catalog.mark(oldest as u32));
+        let is_all = left_out.is_empty();
+        let (with, marks) = of_all(&catalogs, TEMPORARY, &left_out, |catalog| catalog.mark(oldest as u32, is_all));
         link.query(&format!("PREPARE stillpoint_marks AS {with} {marks}")).await?;
         let marks = link.query(MARKS_SQL).await?;
         link.query("COMMIT").await?;
@@ -685,11 +709,11 @@ mod tests {
         let (mut seen, mut untold) = (BTreeSet::new(), Vec::new());
         for &(sql, name) in DEFINING {
             let mut link = shop(&cluster).await;
-            let look = CatalogState::take(&mut link).await.unwrap();
+            let look = CatalogState::take(&mut link, &Selection::default()).await.unwrap();
             assert_eq!(look.outdated(&mut link).await.unwrap(), Vec::<String>::new(), "before {sql}");
             cluster.sql("shop", sql);
             let outdated = look.outdated(&mut link).await.unwrap();
-            let told = changes(&look.definitions, &read(&mut link).await.unwrap());
+            let told = changes(&look.definitions, &read(&mut link, &Selection::default()).await.unwrap());
             // The fence removes and restores this one; it is compared when connections are disabled.
             let marked = !outdated.is_empty() || sql.starts_with("GRANT CONNECT");
             if !marked || !told.iter().any(|told| told == name) {
@@ -712,7 +736,7 @@ mod tests {
         }
         let cluster = cluster(None);
         let mut link = shop(&cluster).await;
-        let look = CatalogState::take(&mut link).await.unwrap();
+        let look = CatalogState::take(&mut link, &Selection::default()).await.unwrap();
         for sql in PASSING_BY {
             // Compared while its session exists, and afterwards.
             let mut psql = cluster.client("psql");
@@ -726,23 +750,27 @@ mod tests {
                 (!pid.is_empty()).then_some(pid)
             });
             assert_eq!(look.outdated(&mut link).await.unwrap(), Vec::<String>::new(), "{sql}");
-            assert_eq!(changes(&look.definitions, &read(&mut link).await.unwrap()), Vec::<String>::new(), "{sql}");
+            assert_eq!(
+                changes(&look.definitions, &read(&mut link, &Selection::default()).await.unwrap()),
+                Vec::<String>::new(),
+                "{sql}"
+            );
             cluster.sql("postgres", &format!("SELECT pg_terminate_backend({pid}, 10000)"));
             session.wait().unwrap();
             assert_eq!(look.outdated(&mut link).await.unwrap(), Vec::<String>::new(), "behind {sql}");
         }
         // These write rows of catalogs again, so that another look is needed; it finds no difference.
         for sql in ["VACUUM FULL", "REINDEX TABLE goods", "CLUSTER goods USING goods_pkey; CLUSTER goods"] {
-            let before = read(&mut link).await.unwrap();
+            let before = read(&mut link, &Selection::default()).await.unwrap();
             cluster.sql("shop", sql);
-            let told = changes(&before, &read(&mut link).await.unwrap());
+            let told = changes(&before, &read(&mut link, &Selection::default()).await.unwrap());
             assert!(told.is_empty() || sql.starts_with("CLUSTER") && told.len() == 1, "{sql}: {told:?}");
         }
         // Other databases are not compared, and neither are roles that own nothing here.
-        let before = read(&mut link).await.unwrap();
+        let before = read(&mut link, &Selection::default()).await.unwrap();
         cluster.sql("postgres", "ALTER DATABASE elsewhere SET work_mem = '5MB'; COMMENT ON DATABASE elsewhere IS 'x'");
         cluster.sql("postgres", "CREATE ROLE passing LOGIN PASSWORD 'x'; ALTER ROLE guest PASSWORD 'y'");
-        assert_eq!(changes(&before, &read(&mut link).await.unwrap()), Vec::<String>::new());
+        assert_eq!(changes(&before, &read(&mut link, &Selection::default()).await.unwrap()), Vec::<String>::new());
     }
 
     /// A transaction that has not ended may have done anything, in subtransactions too.
@@ -762,7 +790,7 @@ mod tests {
         ] {
             maker.batch_execute(&format!("BEGIN; {sql}")).await.unwrap();
             let mut link = shop(&cluster).await;
-            let look = CatalogState::take(&mut link).await.unwrap();
+            let look = CatalogState::take(&mut link, &Selection::default()).await.unwrap();
             maker.batch_execute("COMMIT").await.unwrap();
             let outdated = look.outdated(&mut link).await.unwrap();
             assert!(outdated.iter().any(|catalog| catalog == in_catalog), "{sql}: {outdated:?}");
@@ -776,10 +804,13 @@ mod tests {
         }
         let cluster = cluster(Some(NEWER_MAJOR));
         let mut link = shop(&cluster).await;
-        let look = CatalogState::take(&mut link).await.unwrap();
+        let look = CatalogState::take(&mut link, &Selection::default()).await.unwrap();
         cluster.sql("shop", "COMMENT ON TABLE goods IS 'x'");
         assert_eq!(look.outdated(&mut link).await.unwrap(), ["pg_description"]);
-        assert_eq!(changes(&look.definitions, &read(&mut link).await.unwrap()), ["changed table public.goods"]);
+        assert_eq!(
+            changes(&look.definitions, &read(&mut link, &Selection::default()).await.unwrap()),
+            ["changed table public.goods"]
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
+use crate::selection::{LeftOut, findings};
 use crate::{
     Capture, Options, Roles, definitions, fence, moved_slots, owner, poolers, rehearsal, rights, roles, server_settings,
 };
@@ -60,6 +61,9 @@ async fn examine(options: &Options) -> Result<Report, Error> {
     let clients = link.text(&format!("{clients}{}", literal(APPLICATION))).await?.parse().unwrap_or(0);
     let (by, mut capture) = check_source(&mut link, options, wanted, &mut findings).await?;
     check_role_names(&mut link, "source", &mut findings).await?;
+    let selected = options.selection.resolve(&mut link).await?;
+    findings::report(&mut link, &options.selection, by, &selected, &mut findings).await?;
+    let left_out = &selected.left_out;
     let (mut clusters, mut targets, mut made_roles) = (Vec::new(), Vec::new(), Vec::new());
     for target in options.targets() {
         let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
@@ -73,7 +77,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         let writing = options.players.max(options.copy_jobs) as i64;
         rights::check_connections(&mut there, "target", (writing, clients), &mut of_target).await?;
         check_role_names(&mut there, "target", &mut of_target).await?;
-        check_needed_objects(&mut link, &mut there, &mut of_target).await?;
+        check_needed_objects(&mut link, &mut there, left_out, &mut of_target).await?;
         if link.rights.is_superuser && there.rights.is_superuser {
             server_settings::compare(&mut link, &mut there, &mut of_target).await?;
         } else {
@@ -90,13 +94,18 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         findings.extend(of_target);
         targets.push(there);
     }
-    check_object_columns(source, &mut targets, &made_roles, by == Capture::Log, &mut findings).await?;
+    // A selection that is refused has no inventory of its own.
+    if selected.decision.problems.is_empty() {
+        let by_name = by == Capture::Log;
+        check_object_columns(options, left_out, &mut targets, &made_roles, by_name, &mut findings).await?;
+    }
     let mut inventory = Inventory::read(&mut link).await?;
+    left_out.remove_from(&mut inventory);
     let plain = inventory.measure(&mut link).await?;
     let can = capturable(&link.query(&QUESTION).await?);
     let mut sources = table_sources(&mut link, &inventory, by, &can).await?;
     report_tables(&inventory, &sources, &plain, &mut findings);
-    survey(&mut link, *accepted, &mut findings).await?;
+    survey(&mut link, *accepted, left_out, &mut findings).await?;
     check_large_objects(&mut link, options, &mut findings).await?;
     check_slots(&mut link, options, &mut targets, &mut findings).await?;
     check_names_are_text(&mut link, &inventory, &mut findings).await?;
@@ -538,33 +547,34 @@ const RELATIONS: &[(&str, Verdict, &str, &str)] = &[
     ),
 ];
 
-/// Other kinds: kind, verdict, and a query for names and notes.
+/// Other kinds: kind, verdict, and a query for names and notes, and for catalog and number of the object or its table where a
+/// selection may leave it out.
 const SURVEY: &[(&str, Verdict, &str)] = &[
     (
         "trigger",
         Verdict::Moved,
         "SELECT {table} || '.' || t.tgname, 'fires on the source; its effects are replayed, and it does not fire \
-         again on the target' FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = \
+         again on the target', c.tableoid, c.oid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = \
          c.relnamespace WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'D') AND {user}",
     ),
     (
         "trigger",
         Verdict::Moved,
-        "SELECT {table} || '.' || t.tgname, 'ENABLE ALWAYS or REPLICA: it is disabled on the target until the switch-over' \
-         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
+        "SELECT {table} || '.' || t.tgname, 'ENABLE ALWAYS or REPLICA: it is disabled on the target until the switch-over', \
+         c.tableoid, c.oid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
          NOT t.tgisinternal AND t.tgenabled IN ('A', 'R') AND {user}",
     ),
     (
         "rule",
         Verdict::Moved,
-        "SELECT {table} || '.' || r.rulename, 'ENABLE ALWAYS or REPLICA: it is disabled on the target until the switch-over' \
-         FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
+        "SELECT {table} || '.' || r.rulename, 'ENABLE ALWAYS or REPLICA: it is disabled on the target until the switch-over', \
+         c.tableoid, c.oid FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace WHERE \
          r.rulename <> '_RETURN' AND r.ev_enabled IN ('A', 'R') AND {user}",
     ),
     (
         "event trigger",
         Verdict::Moved,
-        "SELECT e.evtname, 'it does not fire on what stillpoint defines' FROM pg_event_trigger e WHERE {event_triggers}",
+        "SELECT e.evtname, 'it does not fire on what stillpoint defines', e.tableoid, e.oid FROM pg_event_trigger e WHERE {event_triggers}",
     ),
     (
         "event trigger",
@@ -581,7 +591,7 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
         "type",
         Verdict::Moved,
         "SELECT n.nspname || '.' || t.typname, CASE t.typtype WHEN 'e' THEN 'enum' WHEN 'd' THEN 'domain' WHEN 'c' \
-         THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its type number will differ on the target' FROM \
+         THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its type number will differ on the target', t.tableoid, t.oid FROM \
          pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid WHERE \
          t.typtype IN ('e', 'd', 'c', 'r') AND coalesce(c.relkind, 'c') = 'c' AND {user} AND NOT EXISTS (SELECT FROM \
          pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.objid = t.oid AND x.deptype = 'e')",
@@ -589,7 +599,7 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
     (
         "function",
         Verdict::Moved,
-        "SELECT n.nspname || '.' || p.oid::regprocedure, 'its definition is moved' FROM pg_proc p JOIN pg_namespace n \
+        "SELECT CASE WHEN pg_function_is_visible(p.oid) THEN n.nspname || '.' ELSE '' END || p.oid::regprocedure, 'its definition is moved', p.tableoid, p.oid FROM pg_proc p JOIN pg_namespace n \
          ON n.oid = p.pronamespace WHERE {user} AND NOT EXISTS (SELECT FROM pg_depend x WHERE x.classid = \
          'pg_proc'::regclass AND x.objid = p.oid AND x.deptype = 'e')",
     ),
@@ -597,7 +607,7 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
         "transaction number",
         Verdict::NotMoved,
         "SELECT {table} || '.' || a.attname, 'numbers of the source''s transactions (' || format_type(a.atttypid, NULL) || ') are \
-         copied as they are, and the target counts its own: reset what compares them with current ones' FROM pg_attribute a \
+         copied as they are, and the target counts its own: reset what compares them with current ones', c.tableoid, c.oid FROM pg_attribute a \
          JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_type t ON t.oid = a.atttypid \
          WHERE coalesce(nullif(t.typelem, 0), t.oid) IN (28, 5069, 2970, 5038) AND a.attnum > 0 AND NOT a.attisdropped \
          AND c.relkind = 'r' AND {user}",
@@ -627,11 +637,20 @@ const SURVEY: &[(&str, Verdict, &str)] = &[
 const EVENT_TRIGGERS_HELD: &str =
     "(e.evtenabled IN ('O', 'D') OR current_setting('server_version_num')::int >= 170000)";
 
-async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn survey(
+    link: &mut Link,
+    accepted: AcceptedRestrictions,
+    left_out: &LeftOut,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
     let relations = RELATIONS.iter().map(|(kind, verdict, which, note)| {
         let from = "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace";
         let note = literal(note);
-        (kind, verdict, format!("SELECT {{table}}, {note} {from} WHERE {which} AND {{user}} AND {{own}}"))
+        (
+            kind,
+            verdict,
+            format!("SELECT {{table}}, {note}, c.tableoid, c.oid {from} WHERE {which} AND {{user}} AND {{own}}"),
+        )
     });
     let others = SURVEY.iter().map(|(kind, verdict, query)| (kind, verdict, (*query).to_owned()));
     for (kind, verdict, query) in relations.chain(others) {
@@ -641,6 +660,9 @@ async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut 
             .replace("{event_triggers}", EVENT_TRIGGERS_HELD)
             .replace("{own}", NOT_OF_EXTENSION);
         for row in link.query(&query).await? {
+            if left_out.has((number(&row, 2), number(&row, 3))) {
+                continue;
+            }
             let (mut verdict, mut note) = (*verdict, text(&row, 1));
             if *kind == "unlogged table" && accepted.unlogged_empty {
                 (verdict, note) = (Verdict::NotMoved, "it is moved empty, as --unlogged-empty accepts".into());
@@ -652,15 +674,19 @@ async fn survey(link: &mut Link, accepted: AcceptedRestrictions, findings: &mut 
 }
 
 /// Refuses tablespaces and extensions that definitions need and the target lacks. Roles are compared separately.
-async fn check_needed_objects(link: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
+async fn check_needed_objects(
+    link: &mut Link,
+    there: &mut Link,
+    left_out: &LeftOut,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    let tablespaces = format!(
+        "SELECT DISTINCT t.spcname FROM pg_class c JOIN pg_tablespace t ON t.oid = c.reltablespace \
+         WHERE t.spcname NOT IN ('pg_default', 'pg_global') AND {}",
+        left_out.condition("c.oid")
+    );
     let needed = [
-        (
-            "tablespace",
-            "SELECT DISTINCT t.spcname FROM pg_class c JOIN pg_tablespace t ON t.oid = c.reltablespace \
-             WHERE t.spcname NOT IN ('pg_default', 'pg_global')",
-            "SELECT spcname FROM pg_tablespace",
-            "it is not on the target",
-        ),
+        ("tablespace", tablespaces.as_str(), "SELECT spcname FROM pg_tablespace", "it is not on the target"),
         (
             "extension",
             "SELECT extname FROM pg_extension",

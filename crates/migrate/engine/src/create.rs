@@ -57,7 +57,8 @@ pub(crate) async fn create(
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
     let file = journal.lock().create_dump(number)?;
     let (rights, from) = (rights(&options.target).await?, rights(&options.source).await?);
-    definitions::dump(&options.source, from, rights.major, Some(&snapshotted.snapshot), &file).await?;
+    let SnapshotState { snapshot, left_out, .. } = &snapshotted;
+    definitions::dump(&options.source, from, rights.major, Some(snapshot), left_out, &file).await?;
     let dump = Dump { target: &options.target, rights, file: &file };
     journal.lock().record_phase(number, Phase::Copying)?;
     if options.roles == Roles::Create {
@@ -73,7 +74,7 @@ pub(crate) async fn create(
     replication_objects::install(&mut target, position).await?;
     make_room(&mut target, &snapshotted.inventory.tables).await?;
     if matches!(snapshotted.store, ChangeStore::Slot(_)) {
-        redefine::keep_first_shapes(&mut snapshotted.holder, &mut target).await?;
+        redefine::keep_first_shapes(&mut snapshotted.holder, &snapshotted.left_out, &mut target).await?;
     }
     options.faults.reach("definitions", Side::After)?;
     let copied = copy_rows(options, &mut snapshotted, clients.as_deref_mut(), reporter).await;
@@ -95,7 +96,8 @@ pub(crate) async fn create(
     let makers = definitions::makers_condition(&options.target);
     reporter.phase("indexes", run_with_weight(&options.target, &makers, weight, reporter, indexes)).await?;
     let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let reactions = Reactions::read(&mut source, target.rights).await?;
+    let reactions = Reactions::read(&mut source, &options.selection, target.rights).await?;
+    drop(source);
     reactions.disable(&mut target).await?;
     let ours = format!("pid = {}", target.pid);
     let statistics = async { Ok(statistics(&mut target).await?) };

@@ -3,6 +3,7 @@
 //! The definitions at the switch are stored beside the journal.
 
 use crate::Options;
+use crate::Selection;
 use crate::catalogs::{self, Definitions};
 use crate::journal::{Phase, Record};
 use crate::state_files;
@@ -23,7 +24,7 @@ pub(crate) async fn changes_of(options: &Options, record: &Record) -> Result<Vec
         return Ok(Vec::new());
     }
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-    since_switch(options, &catalogs::read(&mut target).await?)
+    since_switch(options, &catalogs::read(&mut target, &Selection::default()).await?)
 }
 
 /// Returns what was defined, changed or dropped on the target since clients went there. [`crate::fallback`] refuses to lose it,

@@ -1,10 +1,15 @@
 //! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` creates them; indexes and constraints follow after the
 //! rows.
 
+use crate::archive;
+use crate::selection::LeftOut;
+use crate::state_files::FILE_BYTES_MAX;
 use crate::{extensions, fence};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use stillpoint_host::kernel_files;
+use stillpoint_host::trusted::Directory;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
 use stillpoint_migrate_postgres::link::{
@@ -18,13 +23,14 @@ pub(crate) async fn rights(server: &Server) -> Result<SessionRights, Error> {
     Ok(Link::connect(&server.database("postgres"), Purpose::Statements, &[]).await?.rights)
 }
 
-/// Dumps all definitions, as the snapshot shows them if there is one, from a server on which we have the rights `from`, for one of
+/// Dumps definitions, as the snapshot shows them if there is one, from a server on which we have the rights `from`, for one of
 /// major version `major`.
 pub(crate) async fn dump(
     source: &Server,
     from: SessionRights,
     major: u32,
     snapshot: Option<&str>,
+    left_out: &LeftOut,
     into: &Path,
 ) -> Result<(), Error> {
     let mut command = client("pg_dump", major, source).await?;
@@ -32,8 +38,30 @@ pub(crate) async fn dump(
     command.args(["--format=custom", "--schema-only", "--no-subscriptions"]);
     command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]);
     command.args(snapshot.map(|snapshot| format!("--snapshot={snapshot}")));
+    command.args(left_out.dump_options());
     command.arg("--file").arg(into).arg(format!("--dbname={}", of_database(&source.database)));
-    run(command, "pg_dump", "").await.map(drop)
+    run(command, "pg_dump", "").await?;
+    if left_out.is_empty() { Ok(()) } else { remove_from(into, left_out) }
+}
+
+/// Removes what is left out from a dump: pg_dump itself leaves out tables and whole schemas only.
+fn remove_from(dump: &Path, left_out: &LeftOut) -> Result<(), Error> {
+    let failed = |source| Error::Journal { path: dump.into(), source };
+    // A file in memory has no name but that of the process that has it open.
+    let is_in_memory = dump.starts_with("/proc");
+    let bytes = if is_in_memory {
+        kernel_files::bytes(dump).map_err(failed)?
+    } else {
+        let (directory, name) = Directory::of_file(dump)?;
+        directory.read(name, FILE_BYTES_MAX)?
+    };
+    let selected = archive::without(&bytes, &left_out.entries_of(&archive::read(&bytes)?))?;
+    if is_in_memory {
+        return kernel_files::write(dump, selected).map_err(failed);
+    }
+    let (directory, name) = Directory::of_file(dump)?;
+    directory.write_synced(name, &selected).map(drop)?;
+    Ok(())
 }
 
 /// Application name of sessions that create definitions of a database at a target. A server keeps only 63 bytes of it, and

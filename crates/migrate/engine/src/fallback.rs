@@ -14,6 +14,7 @@ use crate::proxy_client::is_served;
 use crate::reactions::{Reactions, complete_foreign_keys};
 use crate::removal::{LOCK_TIMEOUT, end_migration, remove_others};
 use crate::retry::{Outcome, name_long_rows, retry_with_any_proxy};
+use crate::selection::Selection;
 use crate::switch::{self, Direction, Prepared, Side};
 use crate::{ddl_changes, fence, undo};
 use std::sync::Arc;
@@ -160,7 +161,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
             Err(Failure { error, state })
         }
         (Err(error), Ok(false)) => {
-            let error = name_long_rows(error, &options.target).await;
+            let error = name_long_rows(error, &options.target, &Selection::default()).await;
             reporter.report(EventKind::FellBack { transition: None, reason: error.to_string() });
             if let Some((_, error)) = operation::undo(&mut rollback, &phases).await.into_iter().next() {
                 return Err(Failure::on_target(error));
@@ -191,7 +192,7 @@ async fn remove_all(options: &Options, journal: Journal, outcome: Outcome) -> Re
 /// Returns the target's definitions, unless some of them would be lost; they must not change until clients are back.
 async fn check_definitions_kept(options: &Options, reporter: &Reporter) -> Result<Definitions, Error> {
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-    let definitions = catalogs::read(&mut target).await?;
+    let definitions = catalogs::read(&mut target, &Selection::default()).await?;
     let lost = ddl_changes::since_switch(options, &definitions)?;
     if !lost.is_empty() && !options.accepted.definitions_dropped {
         return Err(Error::DefinedSince(lost));
@@ -224,7 +225,7 @@ impl<'m, 'j> Rollback<'m, 'j> {
             inventory.retain_tables_of(&Inventory::read(&mut source).await?);
         }
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-        let reactions = Reactions::read(&mut target, source.rights).await?;
+        let reactions = Reactions::read(&mut target, &self.direction.selection, source.rights).await?;
         reactions.disable(&mut source).await?;
         let record = self.journal.record();
         let follower = Follower::start(Plan {
@@ -268,12 +269,14 @@ impl<'m, 'j> Rollback<'m, 'j> {
             return Ok(());
         }
         let mut target = Link::connect(&self.options.target, Purpose::Statements, &[]).await?;
-        Ok(Reactions::read(&mut target, source.rights).await?.enable_present(&mut source).await?)
+        let reactions = Reactions::read(&mut target, &self.direction.selection, source.rights).await?;
+        Ok(reactions.enable_present(&mut source).await?)
     }
 
     async fn compare(&mut self) -> Result<(), Error> {
-        let Direction { from, to, .. } = &self.direction;
-        compare_between(self.options, state_mut(&mut self.following)?, from, to, self.reporter).await
+        let Direction { from, to, selection, .. } = &self.direction;
+        let following = state_mut(&mut self.following)?;
+        compare_between(self.options, following, from, to, selection, self.reporter).await
     }
 
     async fn prepare(&mut self) -> Result<(), Error> {
@@ -281,8 +284,8 @@ impl<'m, 'j> Rollback<'m, 'j> {
         let fenced = self.journal.record().fenced;
         let lifted = fence::lift_if_fenced(&self.options.source, fenced.as_ref()).await?;
         lifted.into_iter().for_each(|lost| self.reporter.warn(lost));
-        let Direction { from, to, .. } = &self.direction;
-        refresh_before_switch(from, to, self.journal, self.reporter).await?;
+        let Direction { from, to, selection, .. } = &self.direction;
+        refresh_before_switch(from, to, selection, self.journal, self.reporter).await?;
         let (following, witness) = (take_state(&mut self.following)?, self.witness.clone());
         let prepared =
             switch::prepare(self.options, self.journal, following, &self.direction, witness, self.reporter).await?;
@@ -295,10 +298,12 @@ impl<'m, 'j> Rollback<'m, 'j> {
         let (paused, mut left) =
             switch::switch(self.options, self.journal, prepared, &self.direction, self.reporter).await?;
         self.paused = paused;
-        refresh_stale(&mut left, &self.direction.to, &self.journal.record().refreshed, self.reporter).await;
+        let selection = &self.direction.selection;
+        let refreshed = self.journal.record().refreshed;
+        refresh_stale(&mut left, &self.direction.to, selection, &refreshed, self.reporter).await;
         // Clients are back: what fails from here on is a warning.
         match Link::connect(&self.direction.to, Purpose::Statements, &[]).await {
-            Ok(mut to) => match complete_foreign_keys(&mut left, &mut to).await {
+            Ok(mut to) => match complete_foreign_keys(&mut left, &mut to, selection).await {
                 Ok(failed) => failed.into_iter().for_each(|key| self.reporter.warn(key)),
                 Err(error) => self.reporter.warn(format!("foreign keys are not validated: {error}")),
             },

@@ -6,6 +6,7 @@ use crate::clients::{Clients, SpeedController};
 use crate::large_objects::LargeObjects;
 use crate::options::Options;
 use crate::progress::{PROGRESS_INTERVAL, Reporter};
+use crate::selection::Selection;
 use crate::switch_order::FollowLoad;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -125,12 +126,13 @@ pub(crate) async fn load(following: &mut FollowState, source: &mut Link) -> Resu
     Ok(FollowLoad::new(lag.unwrap_or(begun.elapsed()), following.follower.lag_bytes(source).await?, tps))
 }
 
-/// Compares both sides, each part at one moment, while clients continue.
+/// Compares the tables of `from` that are selected with those of `to`, each part at one moment, while clients continue.
 pub(crate) async fn compare_between(
     options: &Options,
     following: &mut FollowState,
     from: &Server,
     to: &Server,
+    selection: &Selection,
     reporter: &Reporter,
 ) -> Result<(), Error> {
     if !options.compare {
@@ -150,6 +152,8 @@ pub(crate) async fn compare_between(
         Some("42P01" | "42703") => Error::SchemaChanged(error.to_string()),
         _ => error,
     })?;
-    reporter.report(migrate::Event::Compared { tables: compared.tables as u64, rows: compared.rows });
+    let not_compared = selection.left_out(&mut link).await?.table_count();
+    let (tables, rows) = (compared.tables as u64, compared.rows);
+    reporter.report(migrate::Event::Compared { tables, rows, not_compared });
     catch_up(following, &mut link, reporter).await
 }

@@ -3,6 +3,7 @@
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
 use crate::roles::Roles;
+use crate::selection::Selection;
 use crate::state_files::{
     DEFINITIONS_EXTENSION, FILE_BYTES_MAX, HOLDING, ORDER, copying_name, lock, peek, read, remove, try_lock,
 };
@@ -139,6 +140,9 @@ pub struct Record {
     /// Handling of the roles that the database needs.
     #[serde(default)]
     pub(crate) roles: Roles,
+    /// The part of the database that is moved.
+    #[serde(default, skip_serializing_if = "Selection::is_all")]
+    pub selection: Selection,
     /// True if a way back is kept open.
     pub way_back: bool,
     /// True if the source names this migration as the owner of the database, until it has ended.
@@ -480,6 +484,7 @@ mod tests {
             made_roles: Vec::new(),
             moved_slots: Vec::new(),
             roles: Roles::Check,
+            selection: Selection::default(),
             way_back: true,
             claimed: false,
             back_from: 0,

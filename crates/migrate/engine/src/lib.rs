@@ -65,6 +65,7 @@
 //! as statements, as in the paper, only on request.
 #![forbid(unsafe_code)]
 
+mod archive;
 mod capture;
 mod catalogs;
 mod check;
@@ -105,6 +106,7 @@ mod retry;
 mod rights;
 mod roles;
 mod run;
+mod selection;
 mod server_settings;
 mod settle;
 mod snapshot;
@@ -131,6 +133,7 @@ pub use report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdic
 pub use retry::Outcome;
 pub use roles::Roles;
 pub use run::run;
+pub use selection::{Pattern, Selection};
 pub use state_files::{CopyProgress, running_migrations};
 pub use status::{Status, status};
 pub use stillpoint_migrate_apply::{Error, statement_replay};

@@ -83,7 +83,7 @@ fn record_numbers(progress: &mut Progress, event: &migrate::Event) {
         migrate::Event::Throttled { kept_percent, .. } | migrate::Event::Yielding { kept_percent, .. } => {
             progress.kept_percent = Some(kept_percent);
         }
-        migrate::Event::Compared { tables, rows } => progress.compared = Some(CompareReport { tables, rows }),
+        migrate::Event::Compared { tables, rows, .. } => progress.compared = Some(CompareReport { tables, rows }),
         migrate::Event::SwitchedOver { paused_us, drained_us, sessions } => {
             progress.switched = Some(SwitchReport { paused_us, drained_us, sessions });
         }

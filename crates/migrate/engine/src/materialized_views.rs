@@ -4,6 +4,7 @@
 
 use crate::journal::SharedJournal;
 use crate::progress::Reporter;
+use crate::selection::Selection;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{NOT_OF_EXTENSION, USER_SCHEMA};
 use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, literal, text};
@@ -21,8 +22,9 @@ pub(crate) struct MaterializedView {
 }
 
 impl MaterializedView {
-    /// Lists those that were filled, each after those that it reads.
-    pub(crate) async fn all(link: &mut Link) -> Result<Vec<MaterializedView>, ServerError> {
+    /// Lists those that are selected and were filled, each after those that it reads.
+    pub(crate) async fn all(link: &mut Link, selection: &Selection) -> Result<Vec<MaterializedView>, Error> {
+        let selected = selection.left_out(link).await?.condition("c.oid");
         let rows = link
             .query(&format!(
                 "WITH RECURSIVE reads (view, of) AS (SELECT DISTINCT r.ev_class, d.refobjid FROM pg_rewrite r \
@@ -32,7 +34,7 @@ impl MaterializedView {
                  SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname), concat_ws(' ', c.relfilenode, \
                  pg_stat_get_tuples_inserted(c.oid), pg_stat_get_tuples_updated(c.oid), pg_stat_get_tuples_deleted(c.oid)) \
                  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE c.relkind = 'm' AND c.relispopulated AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} \
+                 WHERE c.relkind = 'm' AND c.relispopulated AND {selected} AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} \
                  ORDER BY (SELECT count(*) FROM below b JOIN pg_class o ON o.oid = b.of AND o.relkind = 'm' \
                  WHERE b.view = c.oid), 1"
             ))
@@ -65,10 +67,11 @@ pub(crate) async fn refresh(at: &Server, views: &[MaterializedView]) -> Result<(
 pub(crate) async fn refresh_before_switch(
     from: &Server,
     to: &Server,
+    selection: &Selection,
     journal: &SharedJournal<'_>,
     reporter: &Reporter,
 ) -> Result<(), Error> {
-    let views = MaterializedView::all(&mut Link::connect(from, Purpose::Statements, &[]).await?).await?;
+    let views = MaterializedView::all(&mut Link::connect(from, Purpose::Statements, &[]).await?, selection).await?;
     if !views.is_empty() {
         reporter.phase(PART, refresh(to, &views)).await?;
     }
@@ -76,8 +79,14 @@ pub(crate) async fn refresh_before_switch(
 }
 
 /// Makes those again that were refreshed since; clients have changed sides. A failure is reported: their rows are old.
-pub(crate) async fn refresh_stale(left: &mut Link, to: &Server, refreshed: &[(String, String)], reporter: &Reporter) {
-    let mut views = match MaterializedView::all(left).await {
+pub(crate) async fn refresh_stale(
+    left: &mut Link,
+    to: &Server,
+    selection: &Selection,
+    refreshed: &[(String, String)],
+    reporter: &Reporter,
+) {
+    let mut views = match MaterializedView::all(left, selection).await {
         Ok(views) => views,
         Err(error) => return reporter.warn(format!("materialized views may be older than before the switch: {error}")),
     };

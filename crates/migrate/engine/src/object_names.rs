@@ -2,12 +2,14 @@
 //! types that print an object's name (PostgreSQL's OID alias types) are moved by name. A name must find the same object when
 //! rows are copied, which is before the target has indexes.
 
+use crate::Options;
 use crate::report::{Finding, Verdict, refuse};
+use crate::selection::LeftOut;
 use crate::values::{report_unchecked, run_check_query, smallest_first};
 use std::time::Instant;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{NOT_OF_EXTENSION, USER_SCHEMA};
-use stillpoint_migrate_postgres::link::{Link, Purpose, Row, Server, identifier, number, text};
+use stillpoint_migrate_postgres::link::{Link, Purpose, Row, identifier, number, text};
 
 /// Kind of findings.
 const KIND: &str = "object name";
@@ -68,7 +70,8 @@ const ALIAS_TYPES: [AliasType; 11] = [
 ///
 /// Errors of the connections to the servers.
 pub(crate) async fn check_object_columns(
-    source: &Server,
+    Options { source, selection, .. }: &Options,
+    left_out: &LeftOut,
     there: &mut [Link],
     made_roles: &[String],
     by_name: bool,
@@ -79,7 +82,7 @@ pub(crate) async fn check_object_columns(
     if columns.is_empty() {
         return Ok(());
     }
-    let (_, tables) = smallest_first(source).await?;
+    let (_, tables) = smallest_first(source, selection).await?;
     let (begun, mut left) = (Instant::now(), Vec::new());
     for table in &tables {
         for column in columns.iter().filter(|column| number::<u32>(column, 0) == table.oid) {
@@ -101,7 +104,7 @@ pub(crate) async fn check_object_columns(
                 refuse(findings, KIND, name, "only the log (--capture log) has names that the target understands");
                 continue;
             }
-            match run_check_query(&mut link, &alias.sql(&from), begun).await? {
+            match run_check_query(&mut link, &alias.sql(&from, left_out), begun).await? {
                 Ok(row) => {
                     alias.judge(&name, &row, findings);
                     if alias.catalog == "pg_authid" {
@@ -132,14 +135,21 @@ fn columns_sql() -> String {
 
 impl AliasType {
     /// Query about the different values of a column: how many name no object, how many are lost, one of these, and all names
-    /// if there are few.
-    fn sql(&self, from: &str) -> String {
+    /// if there are few; and how many name what a selection leaves out.
+    fn sql(&self, from: &str, left_out: &LeftOut) -> String {
         let AliasType { number, catalog, lost } = self;
         let lost = lost.map_or("false", |(condition, _)| condition);
+        let stays = left_out.objects_sql().map_or_else(
+            || "false".to_owned(),
+            |all| {
+                let of = format!("l.class = '{catalog}'::regclass AND l.object = o.oid");
+                format!("EXISTS (SELECT FROM ({all}) l (class, object) WHERE {of})")
+            },
+        );
         format!(
             "SELECT count(*) FILTER (WHERE v.number <> 0 AND o.oid IS NULL), count(*) FILTER (WHERE {lost}), \
              min(format_type({number}, NULL) || ' ' || v.number) FILTER (WHERE {lost}), \
-             string_agg(CASE WHEN {number} = 4096 AND o.oid IS NOT NULL THEN (to_jsonb(o) ->> 'rolname') END, ',') \
+             string_agg(CASE WHEN {number} = 4096 AND o.oid IS NOT NULL THEN (to_jsonb(o) ->> 'rolname') END, ','), count(*) FILTER (WHERE {stays}) \
              FROM {from} LEFT JOIN {catalog} o ON o.oid = v.number"
         )
     }
@@ -152,6 +162,15 @@ impl AliasType {
             format!("its values are moved by name; {dangling} name no object any more and keep their numbers")
         };
         findings.push(Finding::new(KIND, column, Verdict::Moved, note));
+        let stays: u64 = number(row, 4);
+        if stays > 0 {
+            refuse(
+                findings,
+                KIND,
+                column,
+                format!("{stays} values name objects that --include and --exclude leave out"),
+            );
+        }
         if let Some((_, what)) = self.lost.filter(|_| lost > 0) {
             refuse(findings, KIND, column, format!("{lost} values ({}) name {what}", text(row, 2)));
         }

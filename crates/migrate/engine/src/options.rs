@@ -1,7 +1,7 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Capture, ClientPasswords, Roles};
+use crate::{Capture, ClientPasswords, Roles, Selection};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -80,6 +80,8 @@ pub struct Options {
     pub roles: Roles,
     /// Passwords of clients' roles, if a server does not show the stored ones.
     pub client_passwords: ClientPasswords,
+    /// The part of the database that is moved.
+    pub selection: Selection,
     /// Number of a migration whose journal is lost, and that [`crate::abort`] removes without the journal.
     pub without_journal: Option<String>,
     /// Makes the check create the definitions on each target as a trial, and examine rows.
@@ -118,6 +120,7 @@ impl Options {
             schedule: Schedule::Lsir,
             roles: Roles::default(),
             client_passwords: ClientPasswords::default(),
+            selection: Selection::default(),
             without_journal: None,
             rehearse: false,
             accepted: AcceptedRestrictions::default(),
@@ -145,18 +148,19 @@ impl Options {
         }
     }
 
-    /// Returns the same options with the record's target and its handling of roles.
+    /// Returns the same options with the record's target, its handling of roles and its selection.
     pub(crate) fn recorded_in(&self, record: &crate::Record) -> Result<Options, Error> {
         let Some(at) = self.targets().position(|server| server.to_string() == record.target) else {
             // A single target is unambiguous, independent of the spelling of its address.
             let known = record.others.is_empty() && self.others.is_empty();
-            let options = known.then(|| Options { roles: record.roles, ..self.clone() });
+            let selection = record.selection.clone();
+            let options = known.then(|| Options { roles: record.roles, selection, ..self.clone() });
             let why = || format!("clients move, or moved, to {}: name it with --target", record.target);
             return options.ok_or_else(|| Error::WrongPhase(why()));
         };
         let mut others: Vec<Server> = self.targets().cloned().collect();
         let target = others.remove(at);
-        Ok(Options { target, others, roles: record.roles, ..self.clone() })
+        Ok(Options { target, others, roles: record.roles, selection: record.selection.clone(), ..self.clone() })
     }
 }
 

@@ -37,7 +37,6 @@ use crate::switch_order::FollowLoad;
 use crate::{removal, settle};
 use std::time::Duration;
 use stillpoint_events::EventKind;
-use stillpoint_migrate_apply::inventory::Inventory;
 use stillpoint_migrate_apply::replication_objects::PUBLICATIONS;
 use stillpoint_migrate_apply::{Error, Feed};
 use stillpoint_migrate_postgres::link::{Link, Purpose};
@@ -188,8 +187,9 @@ impl<'m, 'j> Migration<'m, 'j> {
             return self.advance(SNAPSHOT, Some(PREPARE)).await;
         }
         let definitions = self.journal.lock().definitions_of(self.number)?;
-        let inventory =
-            Inventory::read(&mut Link::connect(&self.options.source, Purpose::Statements, &[]).await?).await?;
+        let mut source = Link::connect(&self.options.source, Purpose::Statements, &[]).await?;
+        let inventory = self.options.selection.inventory(&mut source).await?;
+        drop(source);
         let horizon = record.horizon_of(self.number);
         self.created = Some(CreatedTarget { inventory, definitions, captured: None, horizon });
         self.advance(CATCH_UP, Some(PREPARE)).await
@@ -348,7 +348,16 @@ impl<'m, 'j> Migration<'m, 'j> {
     async fn compare(&mut self) -> Result<(), Error> {
         loop {
             let (options, following) = (&self.options, state_mut(&mut self.following)?);
-            match compare_between(options, following, &options.source, &options.target, &self.reporter).await {
+            match compare_between(
+                options,
+                following,
+                &options.source,
+                &options.target,
+                &options.selection,
+                &self.reporter,
+            )
+            .await
+            {
                 Ok(()) => return Ok(()),
                 Err(error) => self.redefine(error).await?,
             }
@@ -360,7 +369,8 @@ impl<'m, 'j> Migration<'m, 'j> {
             self.redefine(error).await?;
         }
         let direction = Direction::forward(&self.options);
-        refresh_before_switch(&direction.from, &direction.to, self.journal, &self.reporter).await?;
+        refresh_before_switch(&direction.from, &direction.to, &direction.selection, self.journal, &self.reporter)
+            .await?;
         let following = take_state(&mut self.following)?;
         let witness = self.witness.clone();
         self.prepared =

@@ -9,6 +9,7 @@
 //! A foreign key of a partitioned table is made on each partition; when these are valid, the key of the table itself takes them over
 //! without a look at the rows.
 
+use crate::selection::Selection;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_apply::inventory::{NOT_OF_EXTENSION, USER_SCHEMA};
 use stillpoint_migrate_postgres::link::{Link, ServerError, SessionRights, text};
@@ -40,7 +41,12 @@ pub(crate) struct Reactions {
 impl Reactions {
     /// Reads them on the side that clients use, for a side that follows with the rights `of_follower`. A partition has its own
     /// triggers, which are changed one by one.
-    pub(crate) async fn read(link: &mut Link, of_follower: SessionRights) -> Result<Reactions, ServerError> {
+    pub(crate) async fn read(
+        link: &mut Link,
+        selection: &Selection,
+        of_follower: SessionRights,
+    ) -> Result<Reactions, Error> {
+        let selected = selection.left_out(link).await?.condition("c.oid");
         let acting = if of_follower.may_replicate { "'A', 'R'" } else { "'A', 'R', 'O'" };
         let triggers = link
             .query(&format!(
@@ -50,12 +56,12 @@ impl Reactions {
                  SELECT tgrelid, format('TRIGGER %I', tgname), tgenabled FROM pg_trigger WHERE NOT tgisinternal UNION ALL \
                  SELECT ev_class, format('RULE %I', rulename), ev_enabled FROM pg_rewrite) k (relation, what, enabled) \
                  JOIN pg_class c ON c.oid = k.relation JOIN pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE k.enabled IN ({acting}) AND c.relkind IN ('r', 'p') AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 1"
+                 WHERE k.enabled IN ({acting}) AND c.relkind IN ('r', 'p') AND {selected} AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 1"
             ))
             .await?;
         let keys = match of_follower.may_replicate {
             true => Vec::new(),
-            false => foreign_keys(link).await?,
+            false => foreign_keys(link, &selected).await?,
         };
         let all = |at: usize| {
             triggers.iter().chain(&keys).map(|row| text(row, at)).filter(|statement| !statement.is_empty()).collect()
@@ -119,15 +125,15 @@ async fn run_each(statements: &[String], at: &mut Link) -> Result<(), ServerErro
 }
 
 /// Statements that drop and make the foreign keys of one side, with all comments on constraints, which a dump does not tell apart.
-async fn foreign_keys(link: &mut Link) -> Result<Vec<Vec<Option<String>>>, ServerError> {
+async fn foreign_keys(link: &mut Link, selected: &str) -> Result<Vec<Vec<Option<String>>>, ServerError> {
     let rows = format!(
         "SELECT '', format('ALTER TABLE ONLY %I.%I %s NOT VALID; ', n.nspname, c.relname, {KEY_SQL}) {KEYS_OF_ROWS} \
-         AND {USER_SCHEMA} AND {NOT_OF_EXTENSION}"
+         AND {selected} AND {USER_SCHEMA} AND {NOT_OF_EXTENSION}"
     );
     let tables = format!(
         "SELECT format('ALTER TABLE IF EXISTS %I.%I DROP CONSTRAINT IF EXISTS %I; ', n.nspname, c.relname, k.conname), '' \
          FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
-         WHERE k.contype = 'f' AND k.conparentid = 0 AND {USER_SCHEMA} AND {NOT_OF_EXTENSION}"
+         WHERE k.contype = 'f' AND k.conparentid = 0 AND {selected} AND {USER_SCHEMA} AND {NOT_OF_EXTENSION}"
     );
     link.query(&format!("{rows} UNION ALL {tables} ORDER BY 1, 2")).await
 }
@@ -138,24 +144,29 @@ async fn foreign_keys(link: &mut Link) -> Result<Vec<Vec<Option<String>>>, Serve
 /// # Errors
 ///
 /// Errors of the connections to the servers.
-pub(crate) async fn complete_foreign_keys(left: &mut Link, to: &mut Link) -> Result<Vec<String>, Error> {
+pub(crate) async fn complete_foreign_keys(
+    left: &mut Link,
+    to: &mut Link,
+    selection: &Selection,
+) -> Result<Vec<String>, Error> {
     if to.rights.may_replicate {
         return Ok(Vec::new());
     }
+    let selected = selection.left_out(left).await?.condition("c.oid");
     let valid = format!(
         "SELECT format('ALTER TABLE ONLY %I.%I VALIDATE CONSTRAINT %I', n.nspname, c.relname, k.conname) {KEYS_OF_ROWS} AND \
-         k.convalidated AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 1"
+         k.convalidated AND {selected} AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 1"
     );
     let of_partitioned = format!(
         "SELECT format('ALTER TABLE %I.%I %s', n.nspname, c.relname, {KEY_SQL}) FROM pg_constraint k JOIN pg_class c \
          ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE k.contype = 'f' AND k.conparentid = 0 AND \
-         c.relkind = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 1"
+         c.relkind = 'p' AND {selected} AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 1"
     );
     let comments = format!(
         "SELECT format('COMMENT ON CONSTRAINT %I ON %I.%I IS %L', k.conname, n.nspname, c.relname, d.description) \
          FROM pg_constraint k JOIN pg_description d ON d.objoid = k.oid AND d.classoid = 'pg_constraint'::regclass \
          JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
-         WHERE {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 1"
+         WHERE {selected} AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 1"
     );
     let mut failed = Vec::new();
     for question in [valid, of_partitioned, comments] {

@@ -42,7 +42,7 @@ const REHEARSAL_LOCK_KEY: i32 = 0x7374_7265;
 /// Time between two checks for clients that may wait for a lock of pg_dump.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Kinds of refusals that also mean that a rehearsal is not possible.
-const BLOCKING_KINDS: [&str; 6] = ["database", "extension", "right", "role", "server", "tablespace"];
+const BLOCKING_KINDS: [&str; 7] = ["database", "extension", "right", "role", "selection", "server", "tablespace"];
 
 /// Rehearses on every target, and adds the findings, or the reason why there was no rehearsal.
 ///
@@ -63,7 +63,7 @@ pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(
         leave_out(&mut report.findings, DEFINITIONS_KIND, &options.source.database, why);
         return Ok(());
     }
-    values::check_rows(&options.source, &mut report.findings).await?;
+    values::check_rows(&options.source, &options.selection, &mut report.findings).await?;
     for target in options.targets() {
         let mut found = rehearse_on_target(options, target).await?;
         if options.targets().count() > 1 {
@@ -299,15 +299,16 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
-    if let Err(error @ Error::Server(ServerError::Sql { .. })) = catalogs::read(&mut holder).await {
+    if let Err(error @ Error::Server(ServerError::Sql { .. })) = catalogs::read(&mut holder, &options.selection).await {
         let why = format!("they cannot be read: {}", short_message(&error));
         refuse(findings, DEFINITIONS_KIND, name, why);
         return Ok(());
     }
-    let inventory = Inventory::read(&mut holder).await?;
+    let left_out = options.selection.left_out(&mut holder).await?;
+    let inventory = options.selection.inventory(&mut holder).await?;
     let (_memory, file) = memory_file()?;
     let dumped = tokio::select! {
-        dumped = definitions::dump(&options.source, from, to.major, Some(&snapshot), &file) => dumped,
+        dumped = definitions::dump(&options.source, from, to.major, Some(&snapshot), &left_out, &file) => dumped,
         error = wait_for_blocked_client(&options.source) => Err(error),
     };
     match dumped {
@@ -337,7 +338,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     rejections.extend(dump.attempt_most(&deferred).await?);
     let mut link = connect_for_copy(scratch).await?;
     // They would run with our rights.
-    Reactions::read(&mut holder, link.rights).await?.disable_present(&mut link).await?;
+    Reactions::read(&mut holder, &options.selection, link.rights).await?.disable_present(&mut link).await?;
     if deferred.has_foreign_keys() {
         // Rows that a sample refers to may be missing.
         for table in &inventory.tables {
@@ -355,7 +356,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
         let why = format!("statistics cannot be gathered: {}", short_message(&error.into()));
         refuse(findings, DEFINITIONS_KIND, name, why);
     }
-    let views = MaterializedView::all(&mut holder).await?;
+    let views = MaterializedView::all(&mut holder, &options.selection).await?;
     if rejections.is_empty()
         && let Err(error @ ServerError::Sql { .. }) = materialized_views::refresh(scratch, &views).await
     {

@@ -1,7 +1,7 @@
 //! Retries after a failure, the same for each command that moves clients.
 
 use crate::options::Failure;
-use crate::values;
+use crate::{Selection, values};
 use std::time::Duration;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::{Server, ServerError};
@@ -37,7 +37,7 @@ pub(crate) async fn retry_with_any_proxy(
 
 /// Returns the same error, with the names of the tables that it concerns if only a check of their rows shows them. `followed`
 /// is the server that is followed.
-pub(crate) async fn name_long_rows(error: Error, followed: &Server) -> Error {
+pub(crate) async fn name_long_rows(error: Error, followed: &Server, selection: &Selection) -> Error {
     let message = match &error {
         Error::Server(told @ ServerError::Sql { server, message, .. })
             if *server == followed.to_string() && told.is_of_length() =>
@@ -47,6 +47,6 @@ pub(crate) async fn name_long_rows(error: Error, followed: &Server) -> Error {
         _ => return error,
     };
     // If the server cannot be asked, the error is no worse than before.
-    let tables = values::tables_with_long_values(followed).await.unwrap_or_default();
+    let tables = values::tables_with_long_values(followed, selection).await.unwrap_or_default();
     Error::TooLong { message, tables }
 }

@@ -38,8 +38,13 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
 
 /// Makes one attempt; `None` if the proxy was lost before the switch, another one serves, and `may_go_on` is true.
 async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Result<Option<Outcome>, Failure> {
-    let options = &options.recorded().map_err(Failure::untouched)?;
     let there = state_files::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
+    if let Some(record) = &there {
+        refuse_other_selection(options, record)?;
+    }
+    // Nothing is left of a migration that begins after the record's has been removed.
+    let selection = options.selection.clone();
+    let options = &Options { selection, ..options.recorded().map_err(Failure::untouched)? };
     let (mut journal, mut lock) = match there.map(|record| record.phase) {
         None => Box::pin(begin(options, reporter)).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {
@@ -64,7 +69,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
     };
     let error = match ended {
         Ok(paused) => return Ok(Some(Outcome::Switched { paused })),
-        Err(error) => Box::pin(name_long_rows(error, &options.source)).await,
+        Err(error) => Box::pin(name_long_rows(error, &options.source, &options.selection)).await,
     };
     // Another target may have taken the place of the first.
     let options = &match options.recorded_in(&journal.record) {
@@ -94,6 +99,19 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
         }
         Err(unknown) => Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
     }
+}
+
+/// Refuses to continue a migration of another part of the database.
+fn refuse_other_selection(options: &Options, record: &Record) -> Result<(), Failure> {
+    if record.phase == Phase::Returned || record.selection == options.selection {
+        return Ok(());
+    }
+    let why = format!(
+        "the migration under way is of another part of the database: of {}, and not of {}; run it as it was begun, or \
+         `stillpoint migrate abort` it first",
+        record.selection, options.selection
+    );
+    Err(Failure::untouched(Error::WrongPhase(why)))
 }
 
 /// Runs all phases; [`attempt`] handles their errors in one place.
@@ -146,6 +164,7 @@ async fn begin(options: &Options, reporter: &Reporter) -> Result<(Journal, Comma
         others,
         capture: report.source,
         roles: options.roles,
+        selection: options.selection.clone(),
         way_back: !options.accepted.no_fallback,
         served_from: Some(served_from),
         ..Record::default()

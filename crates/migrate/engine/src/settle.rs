@@ -29,8 +29,9 @@ pub(crate) async fn settle(
     replication_objects::withdraw(&mut source).await?;
     remove_others(options, journal, &mut source).await?.into_iter().for_each(|left| reporter.warn(left));
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-    complete_foreign_keys(&mut source, &mut target).await?.into_iter().for_each(|key| reporter.warn(key));
-    refresh_stale(&mut source, &options.target, &record.refreshed, reporter).await;
+    let failed = complete_foreign_keys(&mut source, &mut target, &record.selection).await?;
+    failed.into_iter().for_each(|key| reporter.warn(key));
+    refresh_stale(&mut source, &options.target, &record.selection, &record.refreshed, reporter).await;
     // This comes last: it records that everything before is done.
     replication_objects::drop_slot(&mut source, &record.slot()).await?;
     journal.lock().update(|record| record.settled = true)

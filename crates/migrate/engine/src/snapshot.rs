@@ -4,6 +4,7 @@ use crate::catalogs::{self, Definitions};
 use crate::copy::distinguishes_versions;
 use crate::journal::{Capture, Phase, SharedJournal};
 use crate::options::Options;
+use crate::selection::LeftOut;
 use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
 use stillpoint_migrate_apply::recording::Recording;
 use stillpoint_migrate_apply::replication_objects::{self, Slot};
@@ -21,6 +22,8 @@ pub(crate) struct SnapshotState {
     /// Session with a lock on every table against changed definitions, and without a snapshot.
     pub(crate) locks: Link,
     pub(crate) inventory: Inventory,
+    /// What is left out, as the snapshot sees it.
+    pub(crate) left_out: LeftOut,
     /// All definitions, as the snapshot sees them.
     pub(crate) definitions: Definitions,
 }
@@ -37,14 +40,14 @@ pub(crate) enum ChangeStore {
 pub(crate) async fn prepare_source(options: &Options, journal: &SharedJournal<'_>) -> Result<(), Error> {
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     replication_objects::install(&mut link, 0).await?;
-    let before = Inventory::read(&mut link).await?;
+    let before = options.selection.inventory(&mut link).await?;
     let patience = options.snapshot_limit;
     replication_objects::widen_identities(&mut link, &before, patience, |change| {
         journal.lock().update(|record| record.identities.push(change))
     })
     .await?;
     if journal.record().capture == Capture::Log {
-        let inventory = Inventory::read(&mut link).await?;
+        let inventory = options.selection.inventory(&mut link).await?;
         replication_objects::publish(&mut link, &inventory).await?;
     }
     Ok(())
@@ -78,13 +81,15 @@ pub(crate) async fn snapshot(
             (ChangeStore::Proxy(recording, SourceSnapshot::parse(&text(&row, 1))?), text(&row, 0))
         }
     };
-    let mut inventory = Inventory::read(&mut holder).await?;
+    let mut inventory = options.selection.inventory(&mut holder).await?;
+    let left_out = options.selection.left_out(&mut holder).await?;
     locks.query("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY").await?;
     for table in &inventory.tables {
         locks.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
     }
-    let definitions = catalogs::read(&mut holder).await?;
-    catalogs::fail_if_changed(catalogs::changes(&definitions, &catalogs::read(&mut locks).await?))?;
+    let selection = &options.selection;
+    let definitions = catalogs::read(&mut holder, selection).await?;
+    catalogs::fail_if_changed(catalogs::changes(&definitions, &catalogs::read(&mut locks, selection).await?))?;
     if capture == Capture::Log {
         replication_objects::check_all_published(&mut locks, &inventory).await?;
     }
@@ -99,5 +104,5 @@ pub(crate) async fn snapshot(
         ChangeStore::Proxy(..) => None,
     };
     journal.lock().record_phase(number, Phase::Snapshotted)?;
-    Ok(SnapshotState { store, snapshot, holder, since, locks, inventory, definitions })
+    Ok(SnapshotState { store, snapshot, holder, since, locks, inventory, left_out, definitions })
 }

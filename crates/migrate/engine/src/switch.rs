@@ -23,6 +23,7 @@ use crate::owner::Witness;
 use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, retry_until_takeover};
 use crate::reactions::Reactions;
+use crate::selection::Selection;
 use crate::{Roles, fence, moved_slots, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
@@ -45,6 +46,8 @@ pub(crate) enum Side {
 pub(crate) struct Direction {
     pub(crate) from: Server,
     pub(crate) to: Server,
+    /// Part of the database of the side that clients leave; the target has nothing else.
+    pub(crate) selection: Selection,
     /// Phase while clients are on the side they leave.
     pub(crate) before: Phase,
     /// Phase while only the proxy knows which side clients are on.
@@ -60,6 +63,7 @@ impl Direction {
         Direction {
             from: options.source.clone(),
             to: options.target.clone(),
+            selection: options.selection.clone(),
             before: Phase::Following,
             during: Phase::Switching,
             after: Phase::Switched,
@@ -71,6 +75,7 @@ impl Direction {
         Direction {
             from: options.target.clone(),
             to: options.source.clone(),
+            selection: Selection::default(),
             // The source accepts connections from here on.
             before: Phase::Returning,
             during: Phase::Returning,
@@ -126,13 +131,13 @@ impl PauseConnections {
         let settings =
             [("synchronous_commit", "on"), ("max_parallel_workers_per_gather", "0"), ("deadlock_timeout", "10ms")];
         let mut checker = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
-        let catalog_state = CatalogState::take(&mut checker).await?;
+        let catalog_state = CatalogState::take(&mut checker, &direction.selection).await?;
         let roles = if with_roles { roles::marks(&mut checker).await? } else { Vec::new() };
         let to = Link::connect(&direction.to, Purpose::Statements, &settings).await?;
         let mut connections = PauseConnections {
             beside: fence::connect_for_fencing(&direction.from).await?,
             from: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
-            reactions: Reactions::read(&mut checker, to.rights).await?,
+            reactions: Reactions::read(&mut checker, &direction.selection, to.rights).await?,
             checker,
             catalog_state,
             roles,
@@ -171,8 +176,9 @@ pub(crate) async fn prepare(
             replication_objects::create_slot(&direction.to, &slot, false, options.snapshot_limit).await?.position;
         // Changes that are repeated from here to the switch carry our stamps, and are not sent back.
         journal.lock().update(|record| record.back_from = position)?;
-        let reactions = Reactions::read(&mut from, to.rights).await?;
-        let definitions = reactions.look_enabled(&mut to, async |to| catalogs::read(to).await).await?;
+        let reactions = Reactions::read(&mut from, &direction.selection, to.rights).await?;
+        let definitions =
+            reactions.look_enabled(&mut to, async |to| catalogs::read(to, &Selection::default()).await).await?;
         journal.lock().keep_definitions(&definitions)?;
     }
     if direction.creates_roles(options) {
@@ -180,6 +186,10 @@ pub(crate) async fn prepare(
     }
     if options.move_slots && direction.side() == Side::Target {
         moved_slots::make(options, journal, &mut from, &mut to, reporter).await?;
+    }
+    let left_out = direction.selection.left_out(&mut from).await?;
+    if !left_out.is_empty() {
+        reporter.warn(format!("not moved, and not found by clients from the switch on: {}", left_out.names()));
     }
     if direction.side() == Side::Target {
         // Sessions that the proxy opens from here on are those of clients.
@@ -375,7 +385,7 @@ async fn work_in_pause(
     }
     large_objects.bring(from, to).await?;
     if options.refresh_at_switch {
-        materialized_views::refresh(&direction.to, &MaterializedView::all(from).await?).await?;
+        materialized_views::refresh(&direction.to, &MaterializedView::all(from, &direction.selection).await?).await?;
     }
     // This commit is synchronous: after it, everything that the apply workers wrote is on disk.
     let migration = literal(&journal.record().migration);

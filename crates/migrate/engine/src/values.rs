@@ -1,11 +1,12 @@
 //! Checks rows for a limited time: finds text that cannot be written in UTF8, and values whose text is longer than a gigabyte,
 //! which no server can send to another.
 
+use crate::Selection;
 use crate::report::{Finding, Verdict, leave_out, refuse, short_message};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use stillpoint_migrate_apply::Error;
-use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
+use stillpoint_migrate_apply::inventory::TableDef;
 use stillpoint_migrate_postgres::link::{Link, Purpose, Server, ServerError, identifier, number, text};
 
 /// Maximum time for the check of all tables.
@@ -22,8 +23,12 @@ const SUSPECT_STORED_BYTES: u64 = 32 << 20;
 /// # Errors
 ///
 /// Errors of the server, except for those about single rows.
-pub(crate) async fn check_rows(source: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
-    let (mut link, tables) = smallest_first(source).await?;
+pub(crate) async fn check_rows(
+    source: &Server,
+    selection: &Selection,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    let (mut link, tables) = smallest_first(source, selection).await?;
     let begun = Instant::now();
     check_long_values(&mut link, &tables, begun, findings).await?;
     check_encoding(&mut link, &tables, begun, findings).await
@@ -31,18 +36,18 @@ pub(crate) async fn check_rows(source: &Server, findings: &mut Vec<Finding>) -> 
 
 /// Returns tables with rows whose text is longer than a server can send, as far as a limited time suffices to find them. A
 /// change that the log does not report may be of one of them.
-pub(crate) async fn tables_with_long_values(source: &Server) -> Result<Vec<String>, Error> {
+pub(crate) async fn tables_with_long_values(source: &Server, selection: &Selection) -> Result<Vec<String>, Error> {
     let mut findings = Vec::new();
-    let (mut link, tables) = smallest_first(source).await?;
+    let (mut link, tables) = smallest_first(source, selection).await?;
     check_long_values(&mut link, &tables, Instant::now(), &mut findings).await?;
     let long = findings.into_iter().filter(|finding| finding.verdict != Verdict::NotLookedAt);
     Ok(long.map(|finding| finding.name).collect())
 }
 
 /// Connects, and lists the tables smallest first, so that most of them are checked before the time is over.
-pub(crate) async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error> {
+pub(crate) async fn smallest_first(source: &Server, selection: &Selection) -> Result<(Link, Vec<TableDef>), Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
-    let mut tables = Inventory::read(&mut link).await?.tables;
+    let mut tables = selection.inventory(&mut link).await?.tables;
     tables.sort_by_key(|table| table.bytes);
     Ok((link, tables))
 }

@@ -1,6 +1,6 @@
 //! Differences between two dumps of definitions, and the statements that undo or repeat one of them; data only.
 
-use super::archive::Entry;
+use crate::archive::Entry;
 use std::collections::BTreeMap;
 use stillpoint_migrate_postgres::link::identifier;
 

@@ -20,11 +20,11 @@
 //! The order in which definitions and rows changed is not repeated: what counts is the state at the snapshot, and each row
 //! that was written between has the same values in both orders, or its table is copied.
 
-mod archive;
 mod changes;
 mod enum_labels;
 mod table_shape;
 
+use crate::archive::{self, DATABASE_SETTINGS, Entry};
 use crate::catalogs::{self, Definitions};
 use crate::copy::{CopiedAmount, View, copy};
 use crate::definitions::{self, Dump, RejectedDefinition};
@@ -36,8 +36,9 @@ use crate::progress::Reporter;
 use crate::reactions::Reactions;
 use crate::rehearsal::ScratchDatabase;
 use crate::report::short_message;
+use crate::selection::LeftOut;
 use crate::{Capture, Roles, fence, roles};
-use archive::Entry;
+
 use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -62,7 +63,6 @@ const PASSES_MAX: usize = 12;
 /// Kinds of entries that must hold for rows of existing tables.
 const OF_ALL_ROWS: [&str; 6] = ["INDEX", "CONSTRAINT", "CHECK CONSTRAINT", FOREIGN_KEY, "TABLE ATTACH", "INDEX ATTACH"];
 const FOREIGN_KEY: &str = "FK CONSTRAINT";
-const DATABASE_SETTINGS: &str = "DATABASE PROPERTIES";
 /// Kinds of entries that may hold rows, or whose removal with all that needs them might drop columns.
 const NOT_CASCADED: [&str; 7] = ["TABLE", "TYPE", "DOMAIN", "SCHEMA", "SEQUENCE", "EXTENSION", "DATABASE"];
 /// Another object needs the one that is to be dropped.
@@ -147,7 +147,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
         let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
         let known = journal.lock().definitions_of(number)?;
-        let now = catalogs::read(&mut source).await?;
+        let now = catalogs::read(&mut source, &options.selection).await?;
         let changes = catalogs::changes(&known, &now);
         if changes.is_empty() && PartialTables::read(&mut target).await?.copying.is_empty() {
             return Ok(None);
@@ -221,7 +221,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             let _ = self.source.query("ROLLBACK").await;
             tokio::time::sleep(ROUND_PAUSE).await;
         }
-        let changes = catalogs::changes(&self.known, &catalogs::read(&mut self.source).await?);
+        let changes = catalogs::changes(&self.known, &catalogs::read(&mut self.source, &self.options.selection).await?);
         Err(last.unwrap_or_else(|| Error::SchemaChanged(format!("again and again: {}", changes.join("; ")))))
     }
 
@@ -231,7 +231,10 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         state.inventory.tables.retain(|table| self.copied.contains(&table.oid));
         let compared = match state.inventory.tables.is_empty() {
             true => Ok(()),
-            false => compare_between(options, state, &options.source, &options.target, &self.reporter).await,
+            false => {
+                compare_between(options, state, &options.source, &options.target, &options.selection, &self.reporter)
+                    .await
+            }
         };
         state.inventory = all;
         compared
@@ -292,12 +295,13 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             })
             .await?;
         }
-        let tables = Inventory::read(&mut self.source).await?;
+        let tables = options.selection.inventory(&mut self.source).await?;
         replication_objects::widen_identities(&mut self.source, &tables, options.snapshot_limit, |change| {
             journal.lock().update(|record| record.identities.push(change))
         })
         .await?;
         let is_new = replication_objects::publish_new(&mut self.source, &tables).await?;
+        replication_objects::withdraw_others(&mut self.source, &tables).await?;
         // The snapshot must see all of a transaction of which the log reports a part.
         if is_new || !PartialTables::read(&mut self.target).await?.copying.is_empty() {
             replication_objects::wait_for_transactions(&mut self.source, options.snapshot_limit).await?;
@@ -305,12 +309,14 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
-        let inventory = Inventory::read(&mut holder).await?;
+        let inventory = options.selection.inventory(&mut holder).await?;
+        let left_out = options.selection.left_out(&mut holder).await?;
         replication_objects::check_all_published(&mut self.source, &inventory).await?;
-        let definitions = catalogs::read(&mut holder).await?;
+        let definitions = catalogs::read(&mut holder, &options.selection).await?;
         let (from, to) = (self.rights.0, self.rights.1.major);
-        definitions::dump(&options.source, from, to, Some(&snapshot), &file).await?;
-        let shapes = table_shape::read(&mut holder).await?;
+        definitions::dump(&options.source, from, to, Some(&snapshot), &left_out, &file).await?;
+        let mut shapes = table_shape::read(&mut holder).await?;
+        shapes.retain(|shape| !left_out.has_relation(shape.relation));
         let entries = entries(&read_memory(&file)?)?;
         Ok(SourceDefinitions { inventory, definitions, shapes, entries, file })
     }
@@ -427,7 +433,9 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         follower.pause_at_snapshot(&mut self.source, BARRIER_TIMEOUT).await?;
-        if !catalogs::changes(&now.definitions, &catalogs::read(&mut self.source).await?).is_empty() {
+        if !catalogs::changes(&now.definitions, &catalogs::read(&mut self.source, &self.options.selection).await?)
+            .is_empty()
+        {
             self.source.query("ROLLBACK").await?;
             return Ok(None);
         }
@@ -442,7 +450,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
 
     async fn have_changed(&mut self, now: &SourceDefinitions) -> Result<bool, Error> {
         let _ = self.source.query("ROLLBACK").await;
-        Ok(!catalogs::changes(&now.definitions, &catalogs::read(&mut self.source).await?).is_empty())
+        Ok(!catalogs::changes(&now.definitions, &catalogs::read(&mut self.source, &self.options.selection).await?)
+            .is_empty())
     }
 
     /// Makes the target's definitions those of the source, as far as they are `wanted`; what must hold for all rows only if
@@ -458,7 +467,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         for _ in 0..PASSES_MAX {
             left.clear();
             let (_memory, file) = crate::rehearsal::memory_file()?;
-            definitions::dump(&self.options.target, self.rights.1, self.rights.1.major, None, &file).await?;
+            let (rights, all) = (self.rights.1, LeftOut::default());
+            definitions::dump(&self.options.target, rights, rights.major, None, &all, &file).await?;
             let there = entries(&read_memory(&file)?)?;
             let changes = changes::between(&before, &now.entries, &there);
             let may_be_made = |entry: &&Entry| wanted(entry) && (whole || !OF_ALL_ROWS.contains(&entry.kind.as_str()));
@@ -470,7 +480,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             };
             for entry in changes.removed.iter().filter(|entry| wanted(entry) && !is_of_fence(entry)) {
                 tried += 1;
-                is_database_changed |= is_of_database(entry);
+                is_database_changed |= entry.is_of_database();
                 left.extend(self.remove(entry).await?);
             }
             for (table, statement) in self.table_statements(now, whole).await? {
@@ -488,14 +498,14 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                     continue;
                 }
                 tried += 1;
-                is_database_changed |= is_of_database(entry);
+                is_database_changed |= entry.is_of_database();
                 match self.change(before, entry).await? {
                     Some(failed) => left.push(failed),
                     None => drop(self.done.insert(entry.id)),
                 }
             }
             let (of_database, added): (Vec<&Entry>, Vec<&Entry>) =
-                changes.added.iter().copied().filter(may_be_made).partition(|entry| is_of_database(entry));
+                changes.added.iter().copied().filter(may_be_made).partition(|entry| entry.is_of_database());
             for entry in of_database {
                 tried += 1;
                 is_database_changed = true;
@@ -518,7 +528,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             }
         }
         // They would fire on what is repeated and copied.
-        let reactions = Reactions::read(&mut self.source, self.target.rights).await?;
+        let reactions = Reactions::read(&mut self.source, &self.options.selection, self.target.rights).await?;
         reactions.disable_present(&mut self.target).await?;
         Ok(left)
     }
@@ -683,9 +693,9 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             let mut dumps = Vec::new();
             for server in [&self.options.target, scratch.server()] {
                 let (_memory, file) = crate::rehearsal::memory_file()?;
-                definitions::dump(server, self.rights.1, self.rights.1.major, None, &file).await?;
+                definitions::dump(server, self.rights.1, self.rights.1.major, None, &LeftOut::default(), &file).await?;
                 let mut entries = entries(&read_memory(&file)?)?;
-                entries.retain(|entry| !is_of_database(entry));
+                entries.retain(|entry| !entry.is_of_database());
                 entries.retain(|entry| with_foreign_keys || !may_be_of_foreign_key(entry));
                 dumps.push(entries);
             }
@@ -698,15 +708,6 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         let compared = compared.await;
         scratch.remove().await?;
         compared
-    }
-}
-
-/// Returns true for an entry that pg_restore leaves out unless it creates the database too.
-fn is_of_database(entry: &Entry) -> bool {
-    match entry.kind.as_str() {
-        "DATABASE" | DATABASE_SETTINGS => true,
-        "ACL" | "COMMENT" | "SECURITY LABEL" => entry.tag.starts_with("DATABASE "),
-        _ => false,
     }
 }
 
@@ -772,7 +773,8 @@ async fn keep_shapes(target: &mut Link, shapes: &[TableShape]) -> Result<(), Err
 }
 
 /// Keeps the shapes of the source's tables as a snapshot sees them; `from` is in a transaction with that snapshot.
-pub(crate) async fn keep_first_shapes(from: &mut Link, target: &mut Link) -> Result<(), Error> {
-    let shapes = table_shape::read(from).await?;
+pub(crate) async fn keep_first_shapes(from: &mut Link, left_out: &LeftOut, target: &mut Link) -> Result<(), Error> {
+    let mut shapes = table_shape::read(from).await?;
+    shapes.retain(|shape| !left_out.has_relation(shape.relation));
     keep_shapes(target, &shapes).await
 }

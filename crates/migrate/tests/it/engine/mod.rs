@@ -20,6 +20,7 @@ mod regress;
 mod rehearsal;
 mod roles;
 mod run;
+mod selection;
 mod settings;
 mod statements;
 mod support;

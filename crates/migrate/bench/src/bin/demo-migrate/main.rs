@@ -157,7 +157,7 @@ fn show(event: &Event) {
         EventKind::PhaseEnded { phase, duration_ns, .. } => {
             println!("  {phase:12} {:>9.1} ms", *duration_ns as f64 / 1e6)
         }
-        EventKind::Migrate(migrate::Event::Compared { tables, rows }) => {
+        EventKind::Migrate(migrate::Event::Compared { tables, rows, .. }) => {
             println!("  {tables} tables, {rows} rows: equal on both sides")
         }
         EventKind::Migrate(migrate::Event::SwitchedOver { paused_us, sessions, .. }) => {

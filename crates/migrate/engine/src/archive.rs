@@ -1,16 +1,22 @@
 //! The list of definitions in an archive of `pg_dump --format=custom` (`pg_backup_archiver.c`, `ReadHead` and `ReadToc`; versions
 //! 1.14 to 1.16, which PostgreSQL 12 to 18 write). An archive holds names and texts of the source, each with its length.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use stillpoint_migrate_apply::Error;
 
 /// Maximum number of definitions in an archive.
 const ENTRIES_MAX: usize = 5_000_000;
+/// Kind of the entry with the settings of the database.
+pub(crate) const DATABASE_SETTINGS: &str = "DATABASE PROPERTIES";
 
 /// One definition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// Number in the archive.
     pub(crate) id: u32,
+    /// Number of its catalog, and in it, on the server that was dumped; 0 for rights, comments and the like.
+    pub(crate) object: (u32, u32),
     /// Kind as pg_dump names it, such as `TABLE` or `FK CONSTRAINT`.
     pub(crate) kind: String,
     /// Schema; empty if it is in none.
@@ -34,6 +40,15 @@ impl Entry {
     pub(crate) fn display(&self) -> String {
         let dot = if self.schema.is_empty() { "" } else { "." };
         format!("{} {}{dot}{}", self.kind.to_lowercase(), self.schema, self.tag)
+    }
+
+    /// Returns true for an entry that pg_restore leaves out unless it creates the database too.
+    pub(crate) fn is_of_database(&self) -> bool {
+        match self.kind.as_str() {
+            "DATABASE" | DATABASE_SETTINGS => true,
+            "ACL" | "COMMENT" | "SECURITY LABEL" => self.tag.starts_with("DATABASE "),
+            _ => false,
+        }
     }
 }
 
@@ -83,13 +98,44 @@ impl<'a> Unread<'a> {
 ///
 /// [`Error::Program`] if it is not such an archive.
 pub(crate) fn read(bytes: &[u8]) -> Result<Vec<Entry>, Error> {
-    entries(bytes).ok_or_else(|| Error::Program {
-        program: "pg_dump".into(),
-        why: "it wrote an archive that cannot be read".into(),
-    })
+    parse(bytes).map(|parsed| parsed.entries).ok_or_else(unreadable)
 }
 
-fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
+fn unreadable() -> Error {
+    Error::Program { program: "pg_dump".into(), why: "it wrote an archive that cannot be read".into() }
+}
+
+/// Removes definitions from an archive without rows.
+///
+/// # Errors
+///
+/// [`Error::Program`] if it is not such an archive.
+pub(crate) fn without(bytes: &[u8], removed: &BTreeSet<u32>) -> Result<Vec<u8>, Error> {
+    let Parsed { entries, places, count, end, integer_size } = parse(bytes).ok_or_else(unreadable)?;
+    let kept: Vec<&Range<usize>> =
+        entries.iter().zip(&places).filter(|(entry, _)| !removed.contains(&entry.id)).map(|(_, place)| place).collect();
+    let mut archive = bytes[..count].to_vec();
+    archive.push(0);
+    archive.extend((0..integer_size).map(|byte| kept.len().checked_shr(8 * byte as u32).unwrap_or(0) as u8));
+    kept.into_iter().for_each(|place| archive.extend_from_slice(&bytes[place.clone()]));
+    archive.extend_from_slice(&bytes[end..]);
+    Ok(archive)
+}
+
+/// Definitions of an archive, and where they are in it.
+struct Parsed {
+    entries: Vec<Entry>,
+    /// Places of the entries.
+    places: Vec<Range<usize>>,
+    /// Place of their number.
+    count: usize,
+    /// Place after the last one.
+    end: usize,
+    /// Size of the bytes of a number, without its sign.
+    integer_size: usize,
+}
+
+fn parse(bytes: &[u8]) -> Option<Parsed> {
     let mut unread = Unread { bytes: bytes.strip_prefix(b"PGDMP")?, integer_size: 4 };
     let version = (unread.byte()?, unread.byte()?);
     unread.byte()?;
@@ -114,14 +160,15 @@ fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
     for _ in 0..3 {
         unread.text()?;
     }
+    let count_at = bytes.len() - unread.bytes.len();
     let count = usize::try_from(unread.integer()?).ok().filter(|count| *count <= ENTRIES_MAX)?;
-    let mut entries = Vec::new();
+    let (mut entries, mut places) = (Vec::new(), Vec::new());
     for _ in 0..count {
+        let begin = bytes.len() - unread.bytes.len();
         let id = u32::try_from(unread.integer()?).ok()?;
-        // Rows follow; and the number of its catalog, and in it.
+        // Rows follow.
         unread.integer()?;
-        unread.text()?;
-        unread.text()?;
+        let object = (unread.text()?.parse().ok()?, unread.text()?.parse().ok()?);
         let (tag, kind) = (unread.text()?, unread.text()?);
         // The section.
         unread.integer()?;
@@ -143,9 +190,11 @@ fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
         }
         // Place of the rows.
         unread.take(1 + offset_size)?;
-        entries.push(Entry { id, kind, schema, tag, definition, drop, owner, storage, needs });
+        places.push(begin..bytes.len() - unread.bytes.len());
+        entries.push(Entry { id, object, kind, schema, tag, definition, drop, owner, storage, needs });
     }
-    Some(entries)
+    let (end, integer_size) = (bytes.len() - unread.bytes.len(), unread.integer_size);
+    Some(Parsed { entries, places, count: count_at, end, integer_size })
 }
 
 #[cfg(test)]
@@ -169,7 +218,8 @@ mod tests {
         dump(cluster)
     }
 
-    fn check(bytes: &[u8]) {
+    fn check(cluster: &Cluster) {
+        let bytes = &made(cluster)[..];
         let entries = read(bytes).unwrap();
         let one = |kind: &str| entries.iter().find(|entry| entry.kind == kind).unwrap();
         let table = one("TABLE");
@@ -182,15 +232,33 @@ mod tests {
         assert_eq!(one("CONSTRAINT").tag, "goods goods_pkey");
         assert!(one("VIEW").needs.contains(&table.id));
         assert_eq!(table.storage, (String::new(), "heap".to_owned()));
+        assert_eq!(table.object.0, 1259);
+        assert!(read(&without(bytes, &BTreeSet::new()).unwrap()).unwrap() == entries);
+        let views: BTreeSet<u32> = entries.iter().filter(|entry| entry.kind == "VIEW").map(|entry| entry.id).collect();
+        let fewer = without(bytes, &views).unwrap();
+        let kept: Vec<Entry> = entries.iter().filter(|entry| entry.kind != "VIEW").cloned().collect();
+        assert!(!views.is_empty() && read(&fewer).unwrap() == kept);
+        let list = restored(cluster, &fewer);
+        assert!(list.contains(" TABLE public goods ") && !list.contains(" VIEW "), "{list}");
+    }
+
+    /// The list that pg_restore prints of an archive.
+    fn restored(cluster: &Cluster, archive: &[u8]) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), archive).unwrap();
+        let input = std::fs::File::open(file.path()).unwrap();
+        let output = cluster.client("pg_restore").arg("--list").stdin(input).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
     }
 
     #[test]
     fn the_list_of_an_archive_is_read() {
         if available() {
-            check(&made(&Cluster::start(&[])));
+            check(&Cluster::start(&[]));
         }
         if newer_available() {
-            check(&made(&Cluster::of_major(NEWER_MAJOR, &[])));
+            check(&Cluster::of_major(NEWER_MAJOR, &[]));
         }
     }
 
