@@ -1,12 +1,13 @@
 //! A part of a database: what is moved, what is refused, what stays, and definitions that change meanwhile.
 
-use crate::engine::support::{Bench, dumped, observer, sums};
+use crate::engine::support::{Bench, observer, sums};
 use std::sync::{Arc, Mutex};
 use stillpoint_events::{Event, EventKind, migrate};
 use stillpoint_migrate_engine::{
-    Capture, Error, Observer, Options, Selection, State, Verdict, abort, check, fallback, finish, run, status,
+    Capture, Error, Observer, Options, Selection, State, Verdict, check, fallback, run, status,
 };
 use stillpoint_testing::postgresql::{Cluster, available};
+use tokio::sync::Notify;
 
 /// Schemas `sales` and `"Sa.l\"es"` to move, `hr` to leave out; a function and a type of `code` are needed.
 const SETUP: &str = r#"
@@ -154,16 +155,140 @@ async fn a_part_moves_and_the_rest_stays_where_it_is() {
     // The way back brings what was written there, and finds the rest as it was.
     target.sql("shop", "INSERT INTO sales.orders (how) VALUES ('bad'); UPDATE hr.parts_2 SET id = id + 1000");
     let there = rows(target, "sales hr.parts \"Sa");
-    let bare = bench.options("shop");
-    fallback(&bare, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    bench.assert_clean("shop");
+    fallback(&bench.options("shop"), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let ours = "SELECT count(*) FROM pg_publication WHERE pubname ~ '^stillpoint'";
+    assert_eq!(source.sql("shop", ours), "0");
+    assert_eq!(source.sql("postgres", "SELECT count(*) FROM pg_replication_slots"), "0");
+    assert_eq!(target.sql("postgres", "SELECT count(*) FROM pg_database WHERE datname = 'shop'"), "0");
     assert_eq!(rows(source, "sales hr.parts \"Sa"), there);
     assert_eq!(part(&bench, source, &MOVED), before);
     assert_eq!(source.sql("shop", "SELECT count(*) FROM hr.person WHERE later IS NULL"), "31");
+}
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_selection_tears_apart_is_refused_by_name() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    bench.source.sql(
+        "shop",
+        "CREATE VIEW sales.all_names AS SELECT name FROM hr.person; CREATE TABLE hr.badge (of int REFERENCES sales.items); \
+         CREATE TABLE sales.visit (of int CONSTRAINT visitor REFERENCES hr.person); CREATE TABLE hr.base (n int); \
+         CREATE TABLE sales.heir (m int) INHERITS (sales.orders, hr.base); CREATE TABLE sales.names (what regclass); \
+         INSERT INTO sales.names VALUES ('hr.person'); CREATE POLICY own ON sales.items USING (of IN (SELECT id FROM hr.base)); \
+         CREATE EXTENSION pg_trgm SCHEMA code; CREATE DOMAIN hr.short AS text CHECK (length(VALUE) < 9); \
+         CREATE TABLE sales.uses (a hr.short, b hr.person)",
+    );
+    let refusals = async |include: &[&str], exclude: &[&str]| {
+        let report = check(&options(&bench, selection(include, exclude, true))).await.expect("a report");
+        report.refusals()
+    };
+    let all = refusals(&["sales"], &["hr"]).await;
+    for expected in [
+        "selection sales.visit: constraint visitor on table sales.visit refers to hr.person, which is left out: include hr.person",
+        "selection hr.badge: it is left out, and its constraint badge_of_fkey on table hr.badge refers to sales.items",
+        "selection sales.all_names: rule _RETURN on view sales.all_names needs hr.person, which is left out",
+        "selection sales.items: policy own on table sales.items needs hr.base, which is left out",
+        "selection sales.uses: table sales.uses needs hr.person, which is left out",
+        "selection sales.heir: it inherits from sales.orders, which is moved, and from hr.base, which is left out",
+    ] {
+        assert!(all.iter().any(|text| text.starts_with(expected)), "{expected}: {all:#?}");
+    }
+    assert_eq!(all.len(), 6, "{all:#?}");
+    bench.source.sql(
+        "shop",
+        "DROP VIEW sales.all_names; DROP TABLE hr.badge, sales.visit, sales.heir; DROP POLICY own ON sales.items; \
+         ALTER TABLE sales.uses DROP b",
+    );
+    let all = refusals(&["sales"], &["hr"]).await;
+    let named = "object name sales.names.what: 1 values name objects that --include and --exclude leave out";
+    assert_eq!(all, [named]);
+
+    for (include, exclude, expected) in [
+        (
+            "sales.parts_1",
+            "hr",
+            "selection sales.parts_1: it cannot be moved alone, because it is a part of sales.parts",
+        ),
+        (
+            "sales",
+            "hr.parts_2",
+            "selection hr.parts_2: it cannot be left out alone, because it is a part of sales.parts",
+        ),
+        ("sales", "sales.orders_id_seq", "selection sales.orders_id_seq: it cannot be left out alone"),
+        ("sales", "hr.PERSONS", "selection hr.PERSONS: this pattern matches nothing"),
+        ("Sa.l*", "hr", "selection Sa.l*: this pattern matches nothing"),
+        ("orders", "hr", "selection orders: this pattern matches nothing"),
+    ] {
+        let all = refusals(&[include], &[exclude]).await;
+        assert!(all.iter().any(|text| text.starts_with(expected)), "{expected}: {all:#?}");
+    }
+    let by_proxy =
+        Options { capture: Some(Capture::Rows), ..options(&bench, selection(&[], &["hr", "sales.names"], false)) };
+    let all = check(&by_proxy).await.expect("a report").refusals();
+    assert!(all.iter().any(|text| text.starts_with("selection capture: only the log")), "{all:#?}");
+}
+
+/// Changes of definitions in the middle, seen from inside and outside of the selection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_changes_in_mid_run_is_selected_by_its_name_then() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(bench());
+    let source = &bench.source;
+    source.sql(
+        "shop",
+        "CREATE TABLE sales.leaves AS SELECT g AS id FROM generate_series(1, 9) g; CREATE TABLE hr.comes (id int PRIMARY KEY); \
+         INSERT INTO hr.comes SELECT g FROM generate_series(1, 7) g; ALTER TABLE sales.leaves ADD PRIMARY KEY (id)",
+    );
+    let options = options(&bench, selection(&["sales", "\"Sa.l\"\"es\""], &["hr"], false));
+    let at = Arc::clone(&bench);
+    let (watching, _) = acting(move |phase| {
+        if phase == "compare" {
+            at.source.sql("shop", "ALTER TABLE sales.items ADD by int CONSTRAINT new_key REFERENCES hr.person");
+        }
+    });
+    let failure = run(&options, watching).await.expect_err("a foreign key to what is left out");
+    assert!(failure.error.to_string().contains("new_key on table sales.items refers to hr.person"), "{failure:?}");
+    assert_eq!(failure.state, State::OnSource);
+    source.sql("shop", "ALTER TABLE sales.items DROP by");
+
+    let reached = Arc::new(Notify::new());
+    let (killed, at) = (Arc::clone(&reached), Arc::clone(&bench));
+    let (watching, _) = acting(move |phase| {
+        if phase == "compare" {
+            at.source.sql(
+                "shop",
+                "CREATE TABLE sales.fresh (id int PRIMARY KEY); INSERT INTO sales.fresh SELECT g FROM generate_series(1, 8) g; \
+                 CREATE TABLE hr.fresh (id int PRIMARY KEY); INSERT INTO hr.fresh VALUES (1); \
+                 ALTER TABLE hr.comes SET SCHEMA sales; ALTER TABLE sales.leaves SET SCHEMA hr; \
+                 INSERT INTO sales.comes VALUES (8); UPDATE hr.leaves SET id = id + 100; INSERT INTO sales.orders (how) VALUES ('bad'); \
+                 ALTER TABLE \"Sa.l\"\"es\".\"Or*d\"\"er.s\nx\" ADD m int DEFAULT 3; TRUNCATE sales.parts, hr.fresh",
+            );
+            killed.notify_one();
+        }
+    });
+    tokio::select! {
+        biased;
+        () = reached.notified() => {}
+        ended = run(&options, watching) => panic!("it ended: {ended:?}"),
+    }
+
+    for other in [Selection::default(), selection(&["sales"], &["hr"], false)] {
+        let refused =
+            run(&Options { selection: other, ..options.clone() }, observer().0).await.expect_err("another part");
+        assert!(matches!(&refused.error, Error::WrongPhase(why) if why.contains("of another part")), "{refused:?}");
+        assert_eq!(refused.state, State::Untouched);
+    }
     run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    finish(&bare).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    assert_eq!(target.sql("shop", "SELECT count(*) FROM pg_namespace WHERE nspname = 'stillpoint'"), "0");
     bench.look_into_source("shop");
-    assert_eq!(source.sql("shop", "SELECT count(*) FROM hr.person"), "31");
+    assert_eq!(part(&bench, &bench.target, &MOVED), part(&bench, source, &MOVED));
+    let moved = "sales hr.parts \"Sa";
+    assert_eq!(rows(&bench.target, moved), rows(source, moved));
+    let tables = "SELECT string_agg(c.oid::regclass::text, ' ' ORDER BY c.oid::regclass::text) FROM pg_class c WHERE relkind = 'r' AND \
+                  relnamespace::regnamespace::text IN ('sales', 'hr')";
+    let there = "hr.parts_2 sales.comes sales.fresh sales.items sales.orders sales.parts_1";
+    assert_eq!(bench.target.sql("shop", tables), there);
 }
