@@ -245,6 +245,9 @@ impl Output {
                 let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));
                 self.progress_of(event, format!("catch-up: {kib} KiB behind, {tps} transactions per second{left}"));
             }
+            EventKind::Migrate(migrate::Event::SettingsWritten { names }) => {
+                self.line(format_args!("settings written to the target: {}", names.join(", ")));
+            }
             EventKind::Migrate(migrate::Event::Compared { tables, rows, not_compared }) => {
                 let others = match not_compared {
                     0 => String::new(),

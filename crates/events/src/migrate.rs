@@ -82,6 +82,11 @@ pub enum Event {
         /// Position in the target's log at which it begins.
         position: String,
     },
+    /// Settings of the source's server were written to the target's.
+    SettingsWritten {
+        /// Their names.
+        names: Vec<String>,
+    },
     /// Clients are connected to the other side.
     SwitchedOver {
         /// Microseconds for which clients were paused.

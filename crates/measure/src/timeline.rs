@@ -239,6 +239,7 @@ impl Builder {
                 | migrate::Event::Compared { .. }
                 | migrate::Event::Redefining { .. }
                 | migrate::Event::Redefined { .. }
+                | migrate::Event::SettingsWritten { .. }
                 | migrate::Event::SlotMade { .. }
                 | migrate::Event::TargetDropped { .. },
             ) => {}

@@ -4,7 +4,7 @@ use super::servers::{REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Failure, Output};
 use std::sync::Arc;
 use stillpoint_migrate_engine::{
-    AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Selection, Verdict, check,
+    AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Selection, Settings, Verdict, check,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -41,6 +41,10 @@ pub(crate) struct MigrationArgs {
     /// in and connect, and those of which these are members.
     #[arg(long, value_enum, value_name = "HOW", default_value = "check")]
     roles: Roles,
+    /// Handling of server settings that matter to statements: compare them, or write those of the source to the target by
+    /// ALTER SYSTEM before the switch, for all databases there.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "compare")]
+    settings: Settings,
     /// Accept that `fallback` is not possible, for a target without a logical log.
     #[arg(long)]
     no_fallback: bool,
@@ -80,6 +84,7 @@ impl MigrationArgs {
         options.roles = self.roles;
         options.selection = Selection::parse(&self.include, &self.exclude, self.leave_rest).map_err(Failure::usage)?;
         options.move_slots = self.move_slots;
+        options.settings = self.settings;
         options.accepted = AcceptedRestrictions {
             unlogged_empty: self.unlogged_empty,
             no_fallback: self.no_fallback,

@@ -10,7 +10,8 @@ use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
 use crate::selection::{LeftOut, findings};
 use crate::{
-    Capture, Options, Roles, definitions, fence, moved_slots, owner, poolers, rehearsal, rights, roles, server_settings,
+    Capture, Options, Roles, Settings, copied_settings, definitions, fence, moved_slots, owner, poolers, rehearsal,
+    rights, roles, server_settings,
 };
 use std::collections::HashSet;
 use std::time::Instant;
@@ -87,6 +88,9 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
         if options.roles == Roles::Create {
             made_roles.extend(roles::missing(source, target).await?);
+        }
+        if options.settings == Settings::Copy {
+            copied_settings::check(&mut link, &mut there, &mut of_target).await?;
         }
         if wanted > 1 {
             of_target.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));

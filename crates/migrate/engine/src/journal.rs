@@ -1,6 +1,7 @@
 //! The journal of a migration: one small file, replaced as a whole, and on disk before the step that it describes is done.
 
 use crate::catalogs::Definitions;
+use crate::copied_settings::SettingChange;
 use crate::fence::Grant;
 use crate::roles::Roles;
 use crate::selection::Selection;
@@ -8,6 +9,7 @@ use crate::state_files::{
     DEFINITIONS_EXTENSION, FILE_BYTES_MAX, HOLDING, ORDER, copying_name, lock, peek, read, remove, try_lock,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -140,6 +142,9 @@ pub struct Record {
     /// Handling of the roles that the database needs.
     #[serde(default)]
     pub(crate) roles: Roles,
+    /// Server settings that were written to targets, or are about to be, by the number of the target.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) settings_written: BTreeMap<usize, Vec<SettingChange>>,
     /// The part of the database that is moved.
     #[serde(default, skip_serializing_if = "Selection::is_all")]
     pub selection: Selection,
@@ -484,6 +489,7 @@ mod tests {
             made_roles: Vec::new(),
             moved_slots: Vec::new(),
             roles: Roles::Check,
+            settings_written: BTreeMap::new(),
             selection: Selection::default(),
             way_back: true,
             claimed: false,

@@ -90,6 +90,7 @@ fn record_numbers(progress: &mut Progress, event: &migrate::Event) {
         migrate::Event::TargetDropped { .. }
         | migrate::Event::Redefining { .. }
         | migrate::Event::Redefined { .. }
+        | migrate::Event::SettingsWritten { .. }
         | migrate::Event::SlotMade { .. } => {}
     }
 }

@@ -1,7 +1,7 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Capture, ClientPasswords, Roles, Selection};
+use crate::{Capture, ClientPasswords, Roles, Selection, Settings};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -80,6 +80,8 @@ pub struct Options {
     pub roles: Roles,
     /// Passwords of clients' roles, if a server does not show the stored ones.
     pub client_passwords: ClientPasswords,
+    /// Handling of the server's settings.
+    pub settings: Settings,
     /// The part of the database that is moved.
     pub selection: Selection,
     /// Number of a migration whose journal is lost, and that [`crate::abort`] removes without the journal.
@@ -120,6 +122,7 @@ impl Options {
             schedule: Schedule::Lsir,
             roles: Roles::default(),
             client_passwords: ClientPasswords::default(),
+            settings: Settings::default(),
             selection: Selection::default(),
             without_journal: None,
             rehearse: false,

@@ -5,7 +5,7 @@
 use crate::journal::{Journal, Record, SharedJournal};
 use crate::options::Options;
 use crate::proxy_client::ProxyClient;
-use crate::{definitions, fence, moved_slots, owner, roles};
+use crate::{copied_settings, definitions, fence, moved_slots, owner, roles};
 use std::time::Duration;
 use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_postgres::link::{Link, Purpose, Server, identifier};
@@ -62,8 +62,9 @@ pub(crate) async fn drop_databases(options: &Options, record: &Record) -> Result
     if problems.is_empty() { Ok(()) } else { Err(Error::WrongPhase(problems.join("; "))) }
 }
 
-/// Drops the database that was made at a target, and the roles made for it.
+/// Drops the database that was made at a target, and the roles made for it, and restores its settings.
 pub(crate) async fn drop_database(target: &Server, record: &Record, number: usize) -> Result<(), Error> {
+    copied_settings::restore(target, record, number).await?;
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     replication_objects::drop_slot(&mut link, &record.back_slot()).await?;
     moved_slots::drop_made(&mut link, &target.database, &record.moved_slots).await?;

@@ -291,7 +291,7 @@ const LIST_SETTINGS: &str = "local_preload_libraries search_path session_preload
     temp_tablespaces unix_socket_directories";
 
 /// The value of a setting in the syntax of SET.
-fn setting_value_sql(setting: &str, value: &str) -> String {
+pub(crate) fn setting_value_sql(setting: &str, value: &str) -> String {
     if LIST_SETTINGS.split(' ').all(|known| known != setting) {
         return literal(value);
     }

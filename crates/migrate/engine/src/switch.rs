@@ -24,7 +24,7 @@ use crate::progress::Reporter;
 use crate::proxy_client::{ProxyClient, retry_until_takeover};
 use crate::reactions::Reactions;
 use crate::selection::Selection;
-use crate::{Roles, fence, moved_slots, roles};
+use crate::{Roles, Settings, copied_settings, fence, moved_slots, roles};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
 use stillpoint_migrate_apply::inventory::Inventory;
@@ -183,6 +183,9 @@ pub(crate) async fn prepare(
     }
     if direction.creates_roles(options) {
         create_roles(options, journal).await?;
+    }
+    if options.settings == Settings::Copy && direction.side() == Side::Target {
+        copied_settings::write(options, journal, &mut from, reporter).await?;
     }
     if options.move_slots && direction.side() == Side::Target {
         moved_slots::make(options, journal, &mut from, &mut to, reporter).await?;
