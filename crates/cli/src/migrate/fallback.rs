@@ -33,7 +33,18 @@ pub(crate) struct AbortArgs {
     migration: Option<String>,
 }
 
-/// Arguments of `stillpoint migrate finish`, and of `abort`.
+/// Arguments of `stillpoint migrate finish`.
+#[derive(clap::Args)]
+pub(crate) struct FinishArgs {
+    #[command(flatten)]
+    end: EndArgs,
+    /// After a migration of a part of the database: enable connections to the source again, for what was left out. The
+    /// tables that moved are still there too, as they were at the switch; drop them.
+    #[arg(long)]
+    reopen_source: bool,
+}
+
+/// Arguments that `stillpoint migrate finish` and `abort` share.
 #[derive(clap::Args)]
 pub(crate) struct EndArgs {
     #[command(flatten)]
@@ -84,19 +95,24 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
 }
 
 /// Runs `stillpoint migrate finish`.
-pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
-    let options = args.servers.options()?;
+pub(crate) fn finish(args: &FinishArgs, output: &Output) -> Result<(), Failure> {
+    let FinishArgs { end: args, reopen_source } = args;
+    let options = engine::Options { reopen_source: *reopen_source, ..args.servers.options()? };
+    let would = "would drop slot, publications and schema of the migration; `fallback` would no longer be possible";
     if args.dry_run {
-        return show_dry_run(
-            &options,
-            output,
-            "would drop slot, publications and schema of the migration; `fallback` would no longer be possible",
-        );
+        let also = if *reopen_source { "; would enable connections to the source" } else { "" };
+        return show_dry_run(&options, output, &format!("{would}{also}"));
     }
     run_guarded(&args.servers, || block_on(engine::finish(&options))?.map_err(failure))?;
     let database = &options.source.database;
     output.result("finished", &json!({"database": database, "paused_us": null}));
-    output.line(format_args!("{database}: finished; the source keeps its rows, and connections to it stay disabled"));
+    let source = match reopen_source {
+        true => {
+            "connections to the source are enabled again, where the moved tables are as they were at the switch-over"
+        }
+        false => "the source keeps its rows, and connections to it stay disabled",
+    };
+    output.line(format_args!("{database}: finished; {source}"));
     Ok(())
 }
 

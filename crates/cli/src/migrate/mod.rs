@@ -34,7 +34,7 @@ pub(crate) enum Command {
     /// After a migration: roll clients back to the source, with everything committed meanwhile.
     Fallback(fallback::FallbackArgs),
     /// After a migration: make it final, so that `fallback` is no longer possible.
-    Finish(fallback::EndArgs),
+    Finish(fallback::FinishArgs),
     /// Outlive the command that starts it, and enable connections if that command is killed.
     #[command(hide = true)]
     Guardian,

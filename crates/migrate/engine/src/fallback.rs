@@ -331,7 +331,7 @@ pub(crate) async fn fence_source(options: &Options, record: &Record) -> Result<(
 }
 
 /// Ends a migration after its switch: removes everything of it from the target, so that there is no way back. The source keeps
-/// its rows and stays fenced.
+/// its rows and stays fenced, unless [`Options::reopen_source`].
 ///
 /// # Errors
 ///
@@ -342,6 +342,11 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
     if journal.record.phase != Phase::Switched {
         return Err(State::Untouched.refuse("clients are not on the target yet: there is nothing to finish"));
     }
+    if options.reopen_source && journal.record.selection.is_all() {
+        return Err(
+            State::OnTarget.refuse("--reopen-source is for a migration of a part of the database: all of it moved")
+        );
+    }
     let lock = owner::acquire_lock_if_reachable(&options.source, &journal.record.migration).await;
     let lock = lock.map_err(Failure::untouched)?;
     if is_over(lock.as_ref(), &journal).map_err(Failure::untouched)? {
@@ -349,6 +354,10 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
     }
     remove_return_path(options, &mut journal).await.map_err(|error| Failure::after_switch(&journal.record, error))?;
     let record = journal.record.clone();
+    if options.reopen_source {
+        let lifted = fence::lift_if_fenced(&options.source, record.fenced.as_ref()).await;
+        lifted.map_err(|error| Failure::after_switch(&record, error))?;
+    }
     end_migration(options, journal).await.map_err(|error| Failure::after_switch(&record, error))
 }
 

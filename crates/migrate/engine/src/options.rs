@@ -84,6 +84,8 @@ pub struct Options {
     pub settings: Settings,
     /// The part of the database that is moved.
     pub selection: Selection,
+    /// Makes [`crate::finish`] enable connections to the source again, for the part of the database that was left out.
+    pub reopen_source: bool,
     /// Number of a migration whose journal is lost, and that [`crate::abort`] removes without the journal.
     pub without_journal: Option<String>,
     /// Makes the check create the definitions on each target as a trial, and examine rows.
@@ -124,6 +126,7 @@ impl Options {
             client_passwords: ClientPasswords::default(),
             settings: Settings::default(),
             selection: Selection::default(),
+            reopen_source: false,
             without_journal: None,
             rehearse: false,
             accepted: AcceptedRestrictions::default(),
