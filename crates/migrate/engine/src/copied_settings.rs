@@ -10,39 +10,18 @@ use crate::journal::SharedJournal;
 use crate::progress::Reporter;
 use crate::report::{Finding, Verdict, refuse};
 use crate::roles::setting_value_sql;
+use crate::setting_changes::SettingChange;
 use crate::{Options, Record};
-use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
 use stillpoint_migrate_apply::Error;
 use stillpoint_migrate_postgres::link::{Link, Purpose, Row, Server, identifier, literal, text};
-
-/// Handling of the server's settings.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Settings {
-    /// Compare those that clients notice, and report differences.
-    #[default]
-    Compare,
-    /// Write those of the source to the target by ALTER SYSTEM.
-    Copy,
-}
 
 /// Kind of findings.
 const KIND: &str = "server setting";
 /// Time for the target to read its changed configuration.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// A setting that was written to a target.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SettingChange {
-    name: String,
-    /// Value in the target's `postgresql.auto.conf` before; `None` if it had none there.
-    before: Option<String>,
-    /// Value there after it was written; `None` until that is done.
-    made: Option<String>,
-}
 
 /// A setting in which the target differs from the source.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! The journal of a migration: one small file, replaced as a whole, and on disk before the step that it describes is done.
 
 use crate::catalogs::Definitions;
-use crate::copied_settings::SettingChange;
 use crate::fence::Grant;
 use crate::roles::Roles;
 use crate::selection::Selection;
+use crate::setting_changes::SettingChange;
 use crate::state_files::{
     DEFINITIONS_EXTENSION, FILE_BYTES_MAX, HOLDING, ORDER, copying_name, lock, peek, read, remove, try_lock,
 };

@@ -40,7 +40,7 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
 async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Result<Option<Outcome>, Failure> {
     let there = state_files::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
     if let Some(record) = &there {
-        refuse_other_selection(options, record)?;
+        refuse_other_selection(options, record).map_err(Failure::untouched)?;
     }
     // Nothing is left of a migration that begins after the record's has been removed.
     let selection = options.selection.clone();
@@ -102,7 +102,7 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
 }
 
 /// Refuses to continue a migration of another part of the database.
-fn refuse_other_selection(options: &Options, record: &Record) -> Result<(), Failure> {
+fn refuse_other_selection(options: &Options, record: &Record) -> Result<(), Error> {
     if record.phase == Phase::Returned || record.selection == options.selection {
         return Ok(());
     }
@@ -111,7 +111,7 @@ fn refuse_other_selection(options: &Options, record: &Record) -> Result<(), Fail
          `stillpoint migrate abort` it first",
         record.selection, options.selection
     );
-    Err(Failure::untouched(Error::WrongPhase(why)))
+    Err(Error::WrongPhase(why))
 }
 
 /// Runs all phases; [`attempt`] handles their errors in one place.

@@ -22,7 +22,7 @@ pub(crate) struct SnapshotState {
     /// Session with a lock on every table against changed definitions, and without a snapshot.
     pub(crate) locks: Link,
     pub(crate) inventory: Inventory,
-    /// What is left out, as the snapshot sees it.
+    /// Objects that are left out, as the snapshot sees them.
     pub(crate) left_out: LeftOut,
     /// All definitions, as the snapshot sees them.
     pub(crate) definitions: Definitions,

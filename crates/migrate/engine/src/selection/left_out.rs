@@ -1,4 +1,4 @@
-//! What a selection leaves out, as the catalogs of a server show it at one moment.
+//! Objects that a selection leaves out, as the catalogs of a server show it at one moment.
 
 use super::graph::{CLASS, Contents, Decision, ForeignKey, NAMESPACE, Object, Problem, Relation, decide};
 use super::{Selection, pattern};
@@ -13,7 +13,7 @@ const OPTIONS_BYTES_MAX: usize = 1 << 20;
 /// Attempts to see the source twice without a change of what is left out.
 const LOOKS_MAX: usize = 20;
 
-/// What is left out. Empty for a whole database.
+/// Objects that are left out. Empty for a whole database.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct LeftOut {
     objects: BTreeSet<Object>,
@@ -32,7 +32,7 @@ struct LeftName {
     kind: char,
 }
 
-/// What a selection means for a database.
+/// Effect of a selection on a database.
 pub(crate) struct Resolution {
     pub(crate) left_out: LeftOut,
     pub(crate) decision: Decision,
