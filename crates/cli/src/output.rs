@@ -103,13 +103,19 @@ impl Failure {
     }
 }
 
-/// Current work of all targets; a single target is not numbered.
-fn progress_text(current_work: &BTreeMap<u32, String>) -> String {
+/// Current work by database, if several move together, and number of the target.
+type CurrentWork = BTreeMap<(Option<String>, u32), String>;
+
+/// Current work of all databases and targets; a single one is not named.
+fn progress_text(current_work: &CurrentWork) -> String {
+    let of = |((database, target), text): (&(Option<String>, u32), &String)| match database {
+        Some(database) if *target > 1 => format!("{database}, target {target}: {text}"),
+        Some(database) => format!("{database}: {text}"),
+        None => format!("target {target}: {text}"),
+    };
     match current_work.len() {
         1 => current_work.values().cloned().collect(),
-        _ => {
-            current_work.iter().map(|(target, text)| format!("target {target}: {text}")).collect::<Vec<_>>().join("; ")
-        }
+        _ => current_work.iter().map(of).collect::<Vec<_>>().join("; "),
     }
 }
 
@@ -127,7 +133,7 @@ pub(crate) struct Output {
     buffered: Mutex<String>,
     bar: Mutex<Option<ProgressBar>>,
     /// Current work of each target, if there are several.
-    targets: Mutex<BTreeMap<u32, String>>,
+    targets: Mutex<CurrentWork>,
 }
 
 /// Result as a line of JSON.
@@ -194,6 +200,7 @@ impl Output {
                 _ => self.json(event),
             };
         }
+        let of = event.database.as_ref().map_or_else(String::new, |database| format!("{database}: "));
         match &event.kind {
             EventKind::PhaseStarted { operation, phase } => self.progress_of(event, format!("{operation}: {phase}")),
             EventKind::Patch(patch::Event::ThreadBusy { tid, function }) => {
@@ -210,16 +217,16 @@ impl Output {
                     listed(pids, i32::to_string)
                 ));
             }
-            EventKind::Warning { text } => self.warn(text),
+            EventKind::Warning { text } => self.warn(format_args!("{of}{text}")),
             EventKind::Migrate(migrate::Event::TargetDropped { target, reason }) => {
-                self.current_work().remove(&event.target.unwrap_or(1));
-                self.warn(format_args!("target {target} is dropped: {reason}"));
+                self.current_work().remove(&(event.database.clone(), event.target.unwrap_or(1)));
+                self.warn(format_args!("{of}target {target} is dropped: {reason}"));
             }
             EventKind::Migrate(migrate::Event::SlotMade { slot, position }) => {
-                self.note(format_args!("slot {slot} is made on the target; its reader goes on there from {position}"));
+                self.note(format_args!("{of}slot {slot} is made on the target; its reader goes on there from {position}"));
             }
             EventKind::Migrate(migrate::Event::Redefining { changes }) => {
-                self.note(format_args!("definitions changed, and are repeated: {}", listed(changes, String::clone)));
+                self.note(format_args!("{of}definitions changed, and are repeated: {}", listed(changes, String::clone)));
             }
             EventKind::Migrate(migrate::Event::Copying { bytes, bytes_total, bytes_per_s, estimate_s }) => {
                 let progress = copied(*bytes, *bytes_total, *bytes_per_s, *estimate_s);
@@ -253,10 +260,10 @@ impl Output {
                     0 => String::new(),
                     count => format!("; {count} tables are left out, and were not compared"),
                 };
-                self.line(format_args!("compared {tables} tables, {rows} rows: equal on both sides{others}"));
+                self.line(format_args!("{of}compared {tables} tables, {rows} rows: equal on both sides{others}"));
             }
             EventKind::Migrate(migrate::Event::SwitchedOver { paused_us, drained_us, sessions }) => self.line(format_args!(
-                "{sessions} sessions switched over; paused for {:.1} ms, {:.1} ms of it until running transactions ended",
+                "{of}{sessions} sessions switched over; paused for {:.1} ms, {:.1} ms of it until running transactions ended",
                 *paused_us as f64 / 1e3,
                 *drained_us as f64 / 1e3
             )),
@@ -274,14 +281,14 @@ impl Output {
         self.buffered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn current_work(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+    fn current_work(&self) -> MutexGuard<'_, CurrentWork> {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Updates the progress of one of several targets that may work at the same time.
     fn progress_of(&self, event: &Event, text: String) {
         let mut current_work = self.current_work();
-        current_work.insert(event.target.unwrap_or(1), text);
+        current_work.insert((event.database.clone(), event.target.unwrap_or(1)), text);
         self.progress(&progress_text(&current_work));
     }
 

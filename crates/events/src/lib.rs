@@ -30,6 +30,9 @@ pub struct Event {
     /// Number of the target concerned, for the second and later targets of a migration. The event's kind may name a target as well.
     #[serde(default, rename = "target_number", skip_serializing_if = "Option::is_none")]
     pub target: Option<u32>,
+    /// Database concerned, if several move together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
     /// Kind of the event, with its data.
     #[serde(flatten)]
     pub kind: EventKind,
@@ -105,7 +108,7 @@ impl From<kernel::Event> for EventKind {
 impl Event {
     /// Makes an event of this version.
     pub fn new(t_ns: u64, pid: Option<i32>, kind: EventKind) -> Self {
-        Event { v: VERSION, t_ns, pid, target: None, kind }
+        Event { v: VERSION, t_ns, pid, target: None, database: None, kind }
     }
 }
 

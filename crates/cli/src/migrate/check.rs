@@ -1,6 +1,6 @@
 //! `stillpoint migrate check`: contents of the database, and the effects of a migration on them.
 
-use super::servers::{REACHABILITY_HINT, Servers, block_on};
+use super::servers::{OnServers, REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Failure, Output};
 use std::sync::Arc;
 use stillpoint_migrate_engine::{
@@ -22,7 +22,7 @@ enum ScheduleOrder {
 }
 
 /// Data to move and accepted losses: the arguments of `stillpoint migrate check`, and of `run`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct MigrationArgs {
     #[command(flatten)]
     pub(super) servers: Servers,
@@ -106,7 +106,13 @@ pub(crate) struct Args {
 
 /// Runs `stillpoint migrate check`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    examine(&args.what, !args.no_rehearsal, output)
+    args.what.run_each(output, |what| examine(what, !args.no_rehearsal, output))
+}
+
+impl OnServers for MigrationArgs {
+    fn servers(&mut self) -> &mut Servers {
+        &mut self.servers
+    }
 }
 
 /// Checks, and prints the findings. Ctrl-C and SIGTERM end it without any remains.

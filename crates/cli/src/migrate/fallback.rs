@@ -1,13 +1,15 @@
 //! `stillpoint migrate fallback`, `finish` and `abort`: commands that end a migration.
 
 use super::run::MoveArgs;
-use super::servers::{REACHABILITY_HINT, Servers, block_on, failure, run_guarded, run_watched};
+use super::servers::{
+    OnServers, REACHABILITY_HINT, Servers, block_on, failure, first_failure, run_guarded, run_several, run_watched,
+};
 use crate::output::{Exit, Failure, Output};
 use serde_json::json;
 use stillpoint_migrate_engine as engine;
 
 /// Arguments of `stillpoint migrate fallback`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct FallbackArgs {
     #[command(flatten)]
     servers: Servers,
@@ -23,7 +25,7 @@ pub(crate) struct FallbackArgs {
 }
 
 /// Arguments of `stillpoint migrate abort`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct AbortArgs {
     #[command(flatten)]
     end: EndArgs,
@@ -34,7 +36,7 @@ pub(crate) struct AbortArgs {
 }
 
 /// Arguments of `stillpoint migrate finish`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct FinishArgs {
     #[command(flatten)]
     end: EndArgs,
@@ -45,7 +47,7 @@ pub(crate) struct FinishArgs {
 }
 
 /// Arguments that `stillpoint migrate finish` and `abort` share.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct EndArgs {
     #[command(flatten)]
     servers: Servers,
@@ -54,11 +56,58 @@ pub(crate) struct EndArgs {
     dry_run: bool,
 }
 
+impl OnServers for FallbackArgs {
+    fn servers(&mut self) -> &mut Servers {
+        &mut self.servers
+    }
+}
+
+impl OnServers for FinishArgs {
+    fn servers(&mut self) -> &mut Servers {
+        &mut self.end.servers
+    }
+}
+
+impl OnServers for AbortArgs {
+    fn servers(&mut self) -> &mut Servers {
+        &mut self.end.servers
+    }
+}
+
+impl FallbackArgs {
+    fn options(&self) -> Result<engine::Options, Failure> {
+        let mut options = self.servers.options()?;
+        self.how.apply(&mut options)?;
+        options.accepted.definitions_dropped = self.drop_definitions;
+        Ok(options)
+    }
+}
+
 /// Runs `stillpoint migrate fallback`.
 pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failure> {
-    let mut options = args.servers.options()?;
-    args.how.apply(&mut options)?;
-    options.accepted.definitions_dropped = args.drop_definitions;
+    let each = args.each()?;
+    if args.dry_run {
+        return args.run_each(output, |args| return_one(args, output));
+    }
+    let [one] = each.as_slice() else { return return_several(&each, output) };
+    return_one(one, output)
+}
+
+/// Rolls several databases back, in one pause.
+fn return_several(each: &[FallbackArgs], output: &Output) -> Result<(), Failure> {
+    let options = each.iter().map(FallbackArgs::options).collect::<Result<Vec<_>, _>>()?;
+    let servers: Vec<Servers> = each.iter().map(|args| args.servers.clone()).collect();
+    let ended = run_several(&servers, output, async |interrupt, observer| {
+        engine::fallback_together(&options, &interrupt, move |event| observer(event)).await
+    })?;
+    let tell = |(options, ended): (&engine::Options, Result<engine::Outcome, Failure>)| {
+        ended.map(|outcome| tell_returned(options, &outcome, output))
+    };
+    first_failure(options.iter().zip(ended).map(tell), output)
+}
+
+fn return_one(args: &FallbackArgs, output: &Output) -> Result<(), Failure> {
+    let options = args.options()?;
     if args.dry_run {
         show_dry_run(
             &options,
@@ -75,6 +124,11 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
         return if refused { Err(error()) } else { Ok(()) };
     }
     let outcome = run_watched(&args.servers, &options, output, |observer| engine::fallback(&options, observer))?;
+    tell_returned(&options, &outcome, output);
+    Ok(())
+}
+
+fn tell_returned(options: &engine::Options, outcome: &engine::Outcome, output: &Output) {
     let database = &options.source.database;
     let paused_us = match outcome {
         engine::Outcome::Switched { paused } => Some(paused.as_micros() as u64),
@@ -91,11 +145,14 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
             "{database}: clients were already on the source; the remains of the migration were removed"
         )),
     }
-    Ok(())
 }
 
 /// Runs `stillpoint migrate finish`.
 pub(crate) fn finish(args: &FinishArgs, output: &Output) -> Result<(), Failure> {
+    args.run_each(output, |args| finish_one(args, output))
+}
+
+fn finish_one(args: &FinishArgs, output: &Output) -> Result<(), Failure> {
     let FinishArgs { end: args, reopen_source } = args;
     let options = engine::Options { reopen_source: *reopen_source, ..args.servers.options()? };
     let would = "would drop slot, publications and schema of the migration; `fallback` would no longer be possible";
@@ -118,6 +175,10 @@ pub(crate) fn finish(args: &FinishArgs, output: &Output) -> Result<(), Failure> 
 
 /// Runs `stillpoint migrate abort`.
 pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
+    args.run_each(output, |args| abort_one(args, output))
+}
+
+fn abort_one(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
     let mut options = args.end.servers.options()?;
     options.without_journal.clone_from(&args.migration);
     let args = &args.end;

@@ -1,19 +1,19 @@
 //! `stillpoint migrate run`: moves a database and its clients.
 
 use super::check;
-use super::servers::{block_on, failure, run_watched};
+use super::servers::{OnServers, Servers, block_on, failure, first_failure, run_several, run_watched};
 use crate::output::{Failure, Output};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stillpoint_migrate_engine::{
-    ClientPasswords, Options, Outcome, Phase, SwitchHooks, finish, run as migrate, status,
+    ClientPasswords, Options, Outcome, Phase, SwitchHooks, finish, run as migrate, run_together, status,
 };
 use zeroize::Zeroizing;
 
 /// Arguments of `stillpoint migrate run`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     what: check::MigrationArgs,
@@ -48,7 +48,7 @@ pub(crate) struct Args {
 }
 
 /// Options for moving clients from one side to the other.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(super) struct MoveArgs {
     /// Number of apply workers: connections that replay at the same time.
     #[arg(long, default_value_t = 4, value_name = "N")]
@@ -103,32 +103,69 @@ fn read_passwords(path: &Path) -> Result<ClientPasswords, Failure> {
     ClientPasswords::parse(&text).map_err(|why| Failure::refused(anyhow::anyhow!("{path}: {why}")))
 }
 
+impl OnServers for Args {
+    fn servers(&mut self) -> &mut Servers {
+        &mut self.what.servers
+    }
+}
+
+impl Args {
+    fn options(&self) -> Result<Options, Failure> {
+        let mut options = self.what.options()?;
+        self.how.apply(&mut options)?;
+        if self.copy_jobs == 0 || self.copy_jobs > 64 || !(0.0..1.0).contains(&self.share) {
+            return Err(Failure::usage("--copy-jobs must be 1 to 64, --share at least 0 and below 1"));
+        }
+        (options.copy_jobs, options.share) = (self.copy_jobs, self.share);
+        options.snapshot_limit = self.snapshot_timeout;
+        options.hold = self.hold;
+        options.hooks =
+            SwitchHooks { before_switch: self.before_switch.clone(), after_switch: self.after_switch.clone() };
+        Ok(options)
+    }
+}
+
 /// Runs `stillpoint migrate run`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let mut options = args.what.options()?;
-    args.how.apply(&mut options)?;
-    if args.copy_jobs == 0 || args.copy_jobs > 64 || !(0.0..1.0).contains(&args.share) {
-        return Err(Failure::usage("--copy-jobs must be 1 to 64, --share at least 0 and below 1"));
-    }
-    (options.copy_jobs, options.share) = (args.copy_jobs, args.share);
-    options.snapshot_limit = args.snapshot_timeout;
-    options.hold = args.hold;
-    options.hooks = SwitchHooks { before_switch: args.before_switch.clone(), after_switch: args.after_switch.clone() };
+    let each = args.each()?;
+    let options = each.iter().map(Args::options).collect::<Result<Vec<_>, _>>()?;
     if args.dry_run {
-        return check::examine(&args.what, false, output);
+        return args.run_each(output, |args| check::examine(&args.what, false, output));
     }
-    match run_watched(&args.what.servers, &options, output, |observer| migrate(&options, observer))? {
-        Outcome::Switched { paused } => output.line(format_args!(
-            "{}: clients are on the target, and were paused for {:.1} ms. `fallback` rolls back, `finish` ends the \
-             migration",
-            options.source.database,
-            paused.as_secs_f64() * 1e3
-        )),
-        Outcome::AlreadyThere => {
-            output.line(format_args!("{}: clients are already on the target", options.source.database))
+    match (each.as_slice(), options.as_slice()) {
+        ([one], [options]) => {
+            let outcome = run_watched(&one.what.servers, options, output, |observer| migrate(options, observer))?;
+            tell(options, &outcome, output);
+        }
+        _ => {
+            let servers: Vec<Servers> = each.iter().map(|args| args.what.servers.clone()).collect();
+            let ended = run_several(&servers, output, async |interrupt, observer| {
+                run_together(&options, &interrupt, move |event| observer(event)).await
+            })?;
+            let tell = |(options, ended): (&Options, Result<Outcome, Failure>)| {
+                ended.map(|outcome| tell(options, &outcome, output))
+            };
+            first_failure(options.iter().zip(ended).map(tell), output)?;
         }
     }
-    args.finish_after.map_or(Ok(()), |after| finish_later(after, &options, output))
+    let Some(after) = args.finish_after else { return Ok(()) };
+    let begun = Instant::now();
+    first_failure(
+        options.iter().map(|options| finish_later(after.saturating_sub(begun.elapsed()), options, output)),
+        output,
+    )
+}
+
+fn tell(options: &Options, outcome: &Outcome, output: &Output) {
+    let database = &options.source.database;
+    match outcome {
+        Outcome::Switched { paused } => output.line(format_args!(
+            "{database}: clients are on the target, and were paused for {:.1} ms. `fallback` rolls back, `finish` ends the \
+             migration",
+            paused.as_secs_f64() * 1e3
+        )),
+        Outcome::AlreadyThere => output.line(format_args!("{database}: clients are already on the target")),
+    }
 }
 
 /// Ends the migration after some time, unless the operator has ended it or rolled it back meanwhile.

@@ -9,6 +9,7 @@ use std::sync::{Arc, mpsc};
 use stillpoint_events::Event;
 use stillpoint_migrate_engine::{self as engine, Observer, Options, Server, ServerError, State};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 
 /// Hint for a server that cannot be reached.
 pub(super) const REACHABILITY_HINT: &str =
@@ -34,6 +35,11 @@ pub(super) struct Servers {
     /// The database, unless the source's connection string names it.
     #[arg(long, value_name = "NAME")]
     database: Option<String>,
+    /// Several databases, by names separated by commas; `all` are those that accept connections, without `postgres` and
+    /// templates. `run` and `fallback` move them together, in one pause; other commands do one after another.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["database", "tenant"])]
+    #[serde(default)]
+    databases: Vec<String>,
     /// The proxy's name for the database, if it differs.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
@@ -74,6 +80,80 @@ impl Servers {
     }
 }
 
+/// Arguments of a command on servers.
+pub(super) trait OnServers: Clone {
+    /// The servers.
+    fn servers(&mut self) -> &mut Servers;
+
+    /// Returns the same arguments for each database if several are named.
+    fn each(&self) -> Result<Vec<Self>, Failure> {
+        let mut one = self.clone();
+        let names = one.servers().names()?;
+        let of = |name: String| {
+            let mut one = self.clone();
+            let servers = one.servers();
+            (servers.databases, servers.database) = (Vec::new(), Some(name));
+            one
+        };
+        Ok(if names.is_empty() { vec![one] } else { names.into_iter().map(of).collect() })
+    }
+
+    /// Runs a command for each database. The first failure is the result, and the others are reported before.
+    fn run_each(&self, output: &Output, run: impl Fn(&Self) -> Result<(), Failure>) -> Result<(), Failure> {
+        first_failure(self.each()?.iter().map(run), output)
+    }
+}
+
+/// Takes all results. The first failure is the result, and the others are reported before.
+pub(super) fn first_failure(
+    results: impl Iterator<Item = Result<(), Failure>>,
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut first = None;
+    for failed in results.filter_map(Result::err) {
+        match &first {
+            None => first = Some(failed),
+            Some(_) => output.warn(format_args!("{:#}; {}", failed.error, failed.state)),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
+impl Servers {
+    /// Names of the databases, if several are to be moved; empty for a single one.
+    fn names(&self) -> Result<Vec<String>, Failure> {
+        if self.databases != ["all"] {
+            return Ok(self.databases.clone());
+        }
+        let source = Servers { databases: Vec::new(), database: Some("postgres".into()), ..self.clone() };
+        let names = block_on(engine::databases(&source.options()?.source))?;
+        let names = names.map_err(|error| Failure::refused(error).hint(REACHABILITY_HINT))?;
+        if names.is_empty() {
+            return Err(Failure::refused(anyhow::anyhow!("the source has no database to move")));
+        }
+        Ok(names)
+    }
+}
+
+/// Runs `work`, which moves clients of several databases, with a guardian for each; returns its results.
+pub(super) fn run_several<F: Future<Output = Vec<Result<engine::Outcome, engine::Failure>>>>(
+    servers: &[Servers],
+    output: &Output,
+    work: impl FnOnce(Arc<Notify>, Observer) -> F + Send,
+) -> Result<Vec<Result<engine::Outcome, Failure>>, Failure> {
+    let guardians = servers.iter().map(guardian::start).collect::<Result<Vec<_>, _>>()?;
+    let interrupt = Arc::<Notify>::default();
+    let asked = Arc::clone(&interrupt);
+    let ended = run_with_progress(&interrupt, output, |observer| async { Ok(work(asked, observer).await) })?;
+    for (guardian, ended) in guardians.into_iter().zip(&ended) {
+        match ended {
+            Ok(_) => guardian.dismiss(),
+            Err(_) => drop(guardian),
+        }
+    }
+    Ok(ended.into_iter().map(|ended| ended.map_err(failure)).collect())
+}
+
 /// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM request
 /// its end. If this process is killed, a guardian enables connections again.
 pub(super) fn run_watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
@@ -82,7 +162,7 @@ pub(super) fn run_watched<T: Send, F: Future<Output = Result<T, engine::Failure>
     output: &Output,
     work: impl FnOnce(Observer) -> F + Send,
 ) -> Result<T, Failure> {
-    run_guarded(servers, || run_with_progress(options, output, work))
+    run_guarded(servers, || run_with_progress(&options.interrupt, output, work))
 }
 
 /// Runs `work` with a guardian beside it.
@@ -98,7 +178,7 @@ pub(super) fn run_guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T,
 }
 
 fn run_with_progress<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
-    options: &Options,
+    interrupt: &Arc<Notify>,
     output: &Output,
     work: impl FnOnce(Observer) -> F + Send,
 ) -> Result<T, Failure> {
@@ -107,7 +187,7 @@ fn run_with_progress<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     let observer: Observer = Arc::new(move |event| {
         let _ = sender.send(event);
     });
-    let interrupt = Arc::clone(&options.interrupt);
+    let interrupt = Arc::clone(interrupt);
     let mut asked = [SignalKind::interrupt(), SignalKind::terminate()].map(|kind| {
         let _context = runtime.enter();
         signal(kind)

@@ -1,11 +1,11 @@
 //! `stillpoint migrate status`: progress and state of a migration.
 
-use super::servers::{REACHABILITY_HINT, Servers, block_on};
+use super::servers::{OnServers, REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Exit, Failure, Output, copied};
 use stillpoint_migrate_engine::{CopyProgress, FollowLoad, Phase, status};
 
 /// Arguments of `stillpoint migrate status`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,
@@ -13,6 +13,16 @@ pub(crate) struct Args {
 
 /// Runs `stillpoint migrate status`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    args.run_each(output, |args| show(args, output))
+}
+
+impl OnServers for Args {
+    fn servers(&mut self) -> &mut Servers {
+        &mut self.servers
+    }
+}
+
+fn show(args: &Args, output: &Output) -> Result<(), Failure> {
     let options = args.servers.options()?;
     let status = block_on(status(&options))?
         .map_err(|error| Failure::failed(error, "nothing was touched").hint(REACHABILITY_HINT))?;

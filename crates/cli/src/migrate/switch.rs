@@ -1,6 +1,6 @@
 //! `stillpoint migrate switch`: orders a command that holds to move clients.
 
-use super::servers::{REACHABILITY_HINT, Servers, block_on};
+use super::servers::{OnServers, REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Exit, Failure, Output};
 use jiff::{Timestamp, ZonedDateTime};
 use serde_json::json;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use stillpoint_migrate_engine::{Condition, DailyWindow, Options, Phase, SwitchOrder, moment, order_switch, status};
 
 /// Arguments of `stillpoint migrate switch`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     servers: Servers,
@@ -46,6 +46,20 @@ const INTERVAL: Duration = Duration::from_millis(300);
 
 /// Runs `stillpoint migrate switch`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let each = args.each()?;
+    // Those that move together wait until the switch of all of them is ordered.
+    let ordered = each.iter().map(|args| order(args, output)).collect::<Result<Vec<_>, _>>()?;
+    ordered.iter().flatten().try_for_each(|options| wait(options, output))
+}
+
+impl OnServers for Args {
+    fn servers(&mut self) -> &mut Servers {
+        &mut self.servers
+    }
+}
+
+/// Gives the order; returns the options if the command is to wait until it is carried out.
+fn order(args: &Args, output: &Output) -> Result<Option<Options>, Failure> {
     let options = args.servers.options()?;
     let when = args.when.clone().map(|conditions| conditions.0).unwrap_or_default();
     let order = SwitchOrder { at: args.at, window: args.window, when };
@@ -56,9 +70,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     if args.no_wait {
         output.result("ordered", &json!({"database": database, "order": order}));
         output.line(format_args!("{database}: the switch is ordered; `stillpoint migrate status` shows its state"));
-        return Ok(());
+        return Ok(None);
     }
-    wait(&options, output)
+    Ok(Some(options))
 }
 
 /// Waits until clients are on the target, or the order is not carried out.

@@ -139,7 +139,7 @@ pub use run::run;
 pub use selection::{Pattern, Selection};
 pub use setting_changes::Settings;
 pub use state_files::{CopyProgress, running_migrations};
-pub use status::{Status, status};
+pub use status::{Status, databases, status};
 pub use stillpoint_migrate_apply::{Error, statement_replay};
 pub use stillpoint_migrate_postgres::link::{Server, ServerError};
 pub use stillpoint_migrate_replay::Mode as Schedule;

@@ -165,7 +165,7 @@ async fn hold<'w, 'j>(
     journal: &SharedJournal<'j>,
     reporter: &Reporter,
 ) -> Result<(), Error> {
-    if !options.hold {
+    if !options.hold && options.together.is_none() {
         let Some(first) = ready.first_mut().filter(|_| options.hooks.before_switch.is_some()) else { return Ok(()) };
         let (load, options) = (first.load().await?, first.options.clone());
         return before_switch(&options, &load).await;
@@ -182,7 +182,7 @@ async fn wait_for_order<'w, 'j>(
     let mut gate = Gate::new(options);
     let mut looked = Instant::now();
     let mut pause = DEFINITIONS_INTERVAL;
-    let mut load = FollowLoad::default();
+    let (mut load, mut is_open) = (FollowLoad::default(), false);
     loop {
         if looked.elapsed() > pause {
             let begun = Instant::now();
@@ -207,7 +207,13 @@ async fn wait_for_order<'w, 'j>(
         // A failure of the target is found by the next look.
         if let Ok(measured) = first.load().await {
             load = measured;
-            if gate.is_open(&load).await? {
+            is_open = is_open
+                || match options.hold {
+                    true => gate.is_open(&load).await?,
+                    false => before_switch(options, &load).await.map(|()| true)?,
+                };
+            let all = options.together.as_ref().map_or(Ok(true), |together| together.all_follow(is_open))?;
+            if is_open && all {
                 return Ok(());
             }
         }

@@ -1,7 +1,7 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Capture, ClientPasswords, Roles, Selection, Settings};
+use crate::{Capture, ClientPasswords, Member, Roles, Selection, Settings};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -90,6 +90,8 @@ pub struct Options {
     pub without_journal: Option<String>,
     /// Makes the check create the definitions on each target as a trial, and examine rows.
     pub rehearse: bool,
+    /// Databases that change sides together with this one.
+    pub together: Option<Member>,
     /// Restrictions that the user accepts.
     pub accepted: AcceptedRestrictions,
     /// Notified when the user wants to interrupt the operation.
@@ -129,6 +131,7 @@ impl Options {
             reopen_source: false,
             without_journal: None,
             rehearse: false,
+            together: None,
             accepted: AcceptedRestrictions::default(),
             interrupt: Arc::default(),
             faults: Faults::none(),

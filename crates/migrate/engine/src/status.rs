@@ -12,7 +12,19 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use stillpoint_migrate_apply::Error;
-use stillpoint_migrate_postgres::link::{literal, number, text};
+use stillpoint_migrate_postgres::link::{Server, literal, number, text};
+
+/// Names of the databases of a server that accept connections, without `postgres` and templates.
+///
+/// # Errors
+///
+/// Errors of the connection to the server.
+pub async fn databases(server: &Server) -> Result<Vec<String>, Error> {
+    let sql =
+        "SELECT datname FROM pg_database WHERE datallowconn AND NOT datistemplate AND datname <> 'postgres' ORDER BY 1";
+    let rows = fence::connect_beside(server).await?.query(sql).await?;
+    Ok(rows.iter().map(|row| text(row, 0)).collect())
+}
 
 /// State of a migration, as its journal and both servers report it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

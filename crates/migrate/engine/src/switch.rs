@@ -230,7 +230,14 @@ pub(crate) async fn switch(
 ) -> Result<(Duration, Link), Error> {
     let mut attempt = 1;
     let (begun, drained, left) = loop {
-        match pause_and_fence(options, journal, &mut prepared, direction, reporter).await {
+        if let Some(together) = &options.together {
+            together.meet_before_pause().await?;
+        }
+        let paused = pause_and_fence(options, journal, &mut prepared, direction, reporter).await;
+        if let (Some(together), Err(_)) = (&options.together, &paused) {
+            together.give_up_pause();
+        }
+        match paused {
             Ok(status) => break status,
             Err(error)
                 if attempt < options.pause_attempts
@@ -394,6 +401,9 @@ async fn work_in_pause(
     let migration = literal(&journal.record().migration);
     let epoch = format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)");
     to.query(&(numbers + &reactions.enable_sql() + &epoch)).await?;
+    if let Some(together) = &options.together {
+        together.meet_in_pause(options.pause_limit).await?;
+    }
     // After all work that takes time: from here on only the proxy decides, and all clients of one pause go to the same side.
     if let Some(witness) = witness {
         witness.check_held(if direction.side() == Side::Target { beside } else { to }).await?;

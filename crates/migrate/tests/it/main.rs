@@ -22,6 +22,7 @@ mod live_page;
 mod replay_modes;
 mod secrets;
 mod session_state;
+mod several_databases;
 mod standby;
 mod targets;
 mod tpcc;
