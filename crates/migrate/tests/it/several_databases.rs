@@ -1,5 +1,7 @@
 //! Several databases of a server that change sides together.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use stillpoint_migrate_tests::{Testbed, stillpoint};
 use stillpoint_testing::postgresql::{Cluster, Load, available};
@@ -10,7 +12,11 @@ fn start() -> Testbed {
     let settings = ["wal_level=logical", "max_replication_slots=10"];
     let testbed = Testbed::of_tenants(Cluster::start(&settings), Cluster::start(&settings), &DATABASES);
     for database in DATABASES {
-        testbed.source.pgbench(database, &["-i", "-s", "1", "-q"]);
+        testbed.source.sql(
+            database,
+            "CREATE TABLE account (id int PRIMARY KEY, n int); INSERT INTO account SELECT g, 0 FROM generate_series(1, 100) g; \
+             CREATE TABLE history (id bigserial PRIMARY KEY)",
+        );
     }
     testbed
 }
@@ -30,11 +36,16 @@ fn run(testbed: &Testbed, words: &[&str]) -> (Option<i32>, String) {
 }
 
 fn load(testbed: &Testbed, database: &str) -> Load {
-    testbed.source.pgbench_load(database, testbed.port(), &["-n", "-c", "2", "-T", "600", "-R", "100"])
+    let script = testbed.path("writes.sql");
+    let writes = "\\set id random(1, 100)\nBEGIN;\nUPDATE account SET n = n + 1 WHERE id = :id;\nINSERT INTO history DEFAULT VALUES;\nCOMMIT;\n";
+    std::fs::write(&script, writes).unwrap();
+    std::fs::set_permissions(script.parent().unwrap(), Permissions::from_mode(0o755)).unwrap();
+    let script = script.display().to_string();
+    testbed.source.pgbench_load(database, testbed.port(), &["-n", "-c", "2", "-T", "600", "-R", "100", "-f", &script])
 }
 
 fn has_moved(testbed: &Testbed) -> [bool; 2] {
-    DATABASES.map(|database| testbed.target.try_sql(database, "SELECT FROM pgbench_branches").is_ok())
+    DATABASES.map(|database| testbed.target.try_sql(database, "SELECT FROM account").is_ok())
 }
 
 #[test]
@@ -70,7 +81,7 @@ fn clients_of_several_databases_move_and_return_in_one_pause() {
     }
     testbed.assert_clean();
     for database in DATABASES {
-        let sums = "SELECT (SELECT sum(abalance) FROM pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history)";
+        let sums = "SELECT (SELECT sum(n) FROM account) = (SELECT count(*) FROM history)";
         assert_eq!(testbed.source.sql(database, sums), "t");
     }
 }
