@@ -90,7 +90,8 @@ impl Operation for Rollback<'_, '_> {
 pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let (observer, live) = LiveReport::begin(options, "fallback", observer);
     let reporter = Reporter::new(observer, "fallback");
-    let ended = retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await).await;
+    let attempts = retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await);
+    let ended = Box::pin(attempts).await;
     live.end(ended.as_ref().map(|_| "clients are on the source")).await;
     ended
 }

@@ -1,7 +1,8 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::{Capture, ClientPasswords, Member, Roles, Selection, Settings};
+use crate::together::Member;
+use crate::{Capture, ClientPasswords, Roles, Selection, Settings};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -31,7 +31,8 @@ use stillpoint_migrate_postgres::link::{Link, Purpose};
 pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let (observer, live) = LiveReport::begin(options, "migrate", observer);
     let reporter = Reporter::new(observer, "migrate");
-    let ended = retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await).await;
+    let attempts = retry_with_any_proxy(async |may_go_on| attempt(options, may_go_on, &reporter).await);
+    let ended = Box::pin(attempts).await;
     live.end(ended.as_ref().map(|_| "clients are on the target")).await;
     ended
 }

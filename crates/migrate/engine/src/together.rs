@@ -11,15 +11,8 @@
 //! their clients where they were. Only a failure in the moment of the switch itself may leave databases on different sides: the proxy
 //! moves each on its own.
 
-use crate::options::{Failure, Options};
-use crate::progress::Observer;
-use crate::retry::Outcome;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
-use stillpoint_events::Event;
 use stillpoint_migrate_apply::Error;
 use tokio::sync::Notify;
 
@@ -88,6 +81,13 @@ impl Drop for Waiting<'_> {
 }
 
 impl Member {
+    /// Members of one move.
+    pub(crate) fn all(members: usize) -> Vec<Member> {
+        let state = State { members, following: vec![false; members], ..State::default() };
+        let all = Arc::new(Together { state: Mutex::new(state), changed: Notify::new() });
+        (0..members).map(|number| Member { all: Arc::clone(&all), number }).collect()
+    }
+
     /// Tells if this member's target follows; returns true if those of all do.
     ///
     /// # Errors
@@ -166,12 +166,12 @@ impl Member {
     }
 
     /// Reason why another member has ended.
-    fn why_ended(&self) -> Option<String> {
+    pub(crate) fn why_ended(&self) -> Option<String> {
         self.all.lock().ended.clone()
     }
 
     /// Tells the others that this member has changed sides before.
-    fn leave(&self) {
+    pub(crate) fn leave(&self) {
         let mut state = self.all.lock();
         state.members -= 1;
         state.following[self.number] = true;
@@ -180,7 +180,7 @@ impl Member {
     }
 
     /// Tells the others that this member has ended without a change of sides; returns false if they have changed sides already.
-    fn end(&self, why: String) -> bool {
+    pub(crate) fn end(&self, why: String) -> bool {
         let mut state = self.all.lock();
         if !state.has_moved && state.ended.is_none() {
             state.ended = Some(why);
@@ -190,99 +190,4 @@ impl Member {
         self.all.changed.notify_waiters();
         !has_moved
     }
-}
-
-/// Moves several databases together; the options differ in their databases and tenants. Returns the result of each.
-pub async fn run_together(
-    all: &[Options],
-    interrupt: &Notify,
-    observer: impl Fn(Event) + Send + Sync + 'static,
-) -> Vec<Result<Outcome, Failure>> {
-    together(all, interrupt, observer, async |options, observer| crate::run(options, observer).await).await
-}
-
-/// Moves the clients of several databases back together. Returns the result of each.
-pub async fn fallback_together(
-    all: &[Options],
-    interrupt: &Notify,
-    observer: impl Fn(Event) + Send + Sync + 'static,
-) -> Vec<Result<Outcome, Failure>> {
-    together(all, interrupt, observer, async |options, observer| crate::fallback(options, observer).await).await
-}
-
-async fn together(
-    all: &[Options],
-    interrupt: &Notify,
-    observer: impl Fn(Event) + Send + Sync + 'static,
-    command: impl AsyncFn(&Options, Observer) -> Result<Outcome, Failure>,
-) -> Vec<Result<Outcome, Failure>> {
-    let state = State { members: all.len(), following: vec![false; all.len()], ..State::default() };
-    let shared = Arc::new(Together { state: Mutex::new(state), changed: Notify::new() });
-    let observer = Arc::new(observer);
-    let of_member = |(number, options): (usize, &Options)| {
-        let member = Member { all: Arc::clone(&shared), number };
-        Options { together: Some(member), interrupt: Arc::default(), ..options.clone() }
-    };
-    let all: Vec<Options> = all.iter().enumerate().map(of_member).collect();
-    let interrupt_others = |number: usize| {
-        all.iter().enumerate().filter(|(at, _)| *at != number).for_each(|(_, other)| other.interrupt.notify_one());
-    };
-    let work = |(number, options): (usize, &Options)| {
-        let (database, observer) = (options.source.database.clone(), Arc::clone(&observer));
-        let of_database: Observer =
-            Arc::new(move |event: Event| observer(Event { database: Some(database.clone()), ..event }));
-        (number, of_database)
-    };
-    let mut running: Vec<_> = Vec::new();
-    for (options, (number, observer)) in all.iter().zip(all.iter().enumerate().map(work)) {
-        let member = Member { all: Arc::clone(&shared), number };
-        let (command, interrupt_others) = (&command, &interrupt_others);
-        let work: Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + '_>> = Box::pin(async move {
-            let mut ended = command(options, observer).await;
-            match &mut ended {
-                Ok(Outcome::AlreadyThere) => member.leave(),
-                Ok(Outcome::Switched { .. }) => {}
-                Err(failure) => {
-                    if let (Error::Interrupted, Some(why)) = (&failure.error, member.why_ended()) {
-                        failure.error = Error::WrongPhase(why);
-                    }
-                    if member.end(format!("the migration of {} ended: {failure}", options.source.database)) {
-                        interrupt_others(number);
-                    }
-                }
-            }
-            ended
-        });
-        running.push(Running::Work(work));
-    }
-    let mut interrupted = Box::pin(interrupt.notified());
-    let mut is_interrupted = false;
-    poll_fn(|context| {
-        if !is_interrupted && interrupted.as_mut().poll(context).is_ready() {
-            is_interrupted = true;
-            interrupt_others(usize::MAX);
-        }
-        let mut is_pending = false;
-        for one in &mut running {
-            if let Running::Work(work) = one {
-                match work.as_mut().poll(context) {
-                    Poll::Ready(ended) => *one = Running::Ended(Some(ended)),
-                    Poll::Pending => is_pending = true,
-                }
-            }
-        }
-        if is_pending { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
-    let ended = |one: Running<'_>| match one {
-        Running::Ended(ended) => ended,
-        Running::Work(_) => None,
-    };
-    running.into_iter().filter_map(ended).collect()
-}
-
-/// A command at work, or its result.
-enum Running<'w> {
-    Work(Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + 'w>>),
-    Ended(Option<Result<Outcome, Failure>>),
 }
