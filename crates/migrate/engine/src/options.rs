@@ -1,7 +1,7 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
-use crate::together::Member;
+use crate::rendezvous::Member;
 use crate::{Capture, ClientPasswords, Roles, Selection, Settings};
 use std::fmt;
 use std::path::PathBuf;

@@ -397,8 +397,12 @@ mod tests {
         assert_eq!(bytes, "SELECT set_config('client_encoding', 'SQL_ASCII', false)");
         let told = after_login(plain(17), false, &[]).unwrap();
         assert!(told.starts_with("SELECT set_config('transaction_timeout', '0', false), "), "{told}");
-        let own = [("session_replication_role", "replica")];
-        assert!(!after_login(superuser(15), false, &own).unwrap().contains("session_replication_role"));
+        let own = [("session_replication_role", "origin"), ("deadlock_timeout", "10ms")];
+        assert!(at_login(&own).iter().all(|(name, _)| !needs_right(name)));
+        let told = after_login(superuser(15), false, &own).unwrap();
+        assert!(told.contains("'session_replication_role', 'origin'") && !told.contains("'replica'"), "{told}");
+        assert!(told.contains("'deadlock_timeout', '10ms'"), "{told}");
+        assert_eq!(after_login(plain(15), false, &own), None);
         let granted = SessionRights { may_replicate: true, ..plain(15) };
         assert_eq!(
             after_login(granted, false, &[]).unwrap(),

@@ -2,8 +2,8 @@
 
 use crate::options::{Failure, Options};
 use crate::progress::Observer;
+use crate::rendezvous::Member;
 use crate::retry::Outcome;
-use crate::together::Member;
 use crate::{fallback, run};
 use std::future::poll_fn;
 use std::pin::Pin;
