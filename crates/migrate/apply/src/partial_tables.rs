@@ -44,7 +44,8 @@ impl PartialTables {
          CREATE TABLE IF NOT EXISTS stillpoint.gone (relation oid PRIMARY KEY); \
          CREATE TABLE IF NOT EXISTS stillpoint.copied (relation oid PRIMARY KEY, snapshot text NOT NULL, until bigint NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.dropped (relation oid, name text, PRIMARY KEY (relation, name)); \
-         TRUNCATE stillpoint.copying, stillpoint.gone, stillpoint.copied, stillpoint.dropped; ";
+         CREATE TABLE IF NOT EXISTS stillpoint.pieces (relation oid NOT NULL, first bigint NOT NULL, last bigint); \
+         TRUNCATE stillpoint.copying, stillpoint.gone, stillpoint.copied, stillpoint.dropped, stillpoint.pieces; ";
 
     /// Reads them; there are none on a target that an earlier version made.
     ///

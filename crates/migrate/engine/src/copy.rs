@@ -24,6 +24,7 @@
 //! - An `xmin` has 32 bits. Once the source has assigned that many numbers, a frozen row may carry a number that is used again,
 //!   and everything is copied with the slot's snapshot.
 
+use crate::copy_resume::{CopiedPages, gaps, record_piece_sql};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -108,38 +109,46 @@ impl CopiedAmount {
 #[derive(Debug)]
 pub(crate) struct Cutter {
     tables: Arc<[TableDef]>,
-    order: VecDeque<usize>,
-    /// Next page of the first table in `order`.
-    at: u64,
+    /// Parts that are left: table, first page, and the page after the last if the part ends before the table.
+    left: VecDeque<(usize, u64, Option<u64>)>,
 }
 
 impl Cutter {
     pub(crate) fn new(tables: &[TableDef]) -> Cutter {
+        Cutter::without(tables, &CopiedPages::new())
+    }
+
+    /// The same without parts that are on the target.
+    pub(crate) fn without(tables: &[TableDef], copied: &CopiedPages) -> Cutter {
         let mut order: Vec<usize> = (0..tables.len()).collect();
         order.sort_by_key(|table| std::cmp::Reverse(tables[*table].pages));
-        Cutter { tables: tables.into(), order: order.into(), at: 0 }
+        let gaps_of = |table: usize| gaps(copied.get(&tables[table].oid).map_or(&[], Vec::as_slice));
+        let left =
+            order.into_iter().flat_map(|table| gaps_of(table).into_iter().map(move |(first, end)| (table, first, end)));
+        Cutter { tables: tables.into(), left: left.collect() }
     }
 
     /// Returns the next piece, with at most `pages` pages.
     pub(crate) fn next(&mut self, pages: u64) -> Option<Piece> {
-        let table = *self.order.front()?;
-        let (first, end) = (self.at, self.at + pages);
-        if end < self.tables[table].pages {
-            self.at = end;
-            return Some(Piece { table, first, end: Some(end) });
+        let (table, first, last) = self.left.front_mut()?;
+        let piece = Piece { table: *table, first: *first, end: Some(*first + pages) };
+        if *first + pages < last.unwrap_or(self.tables[*table].pages) {
+            *first += pages;
+            return Some(piece);
         }
-        self.order.pop_front();
-        self.at = 0;
-        Some(Piece { table, first, end: None })
+        let end = *last;
+        self.left.pop_front();
+        Some(Piece { end, ..piece })
     }
 }
 
-/// Copies the rows of tables, with `jobs` connections at the same time.
+/// Copies the rows of tables, with `jobs` connections at the same time, and without the parts that are `done`.
 pub(crate) async fn copy(
     source: &Server,
     target: &Server,
     view: View,
     tables: &[TableDef],
+    done: &CopiedPages,
     jobs: usize,
     copied: &Arc<CopiedAmount>,
     throttle: &Arc<Throttle>,
@@ -147,7 +156,7 @@ pub(crate) async fn copy(
     if tables.is_empty() {
         return Ok(());
     }
-    let queue = Arc::new(Mutex::new(Cutter::new(tables)));
+    let queue = Arc::new(Mutex::new(Cutter::without(tables, done)));
     let mut workers = JoinSet::new();
     for _ in 0..jobs {
         let (mut from, mut to) = connect(source, target, &view).await?;
@@ -201,6 +210,7 @@ async fn copy_piece(
     };
     let (read, write) = copy_statements(table, &rows);
     from.begin_copy(&read).await?;
+    to.query("BEGIN").await?;
     to.begin_copy(&write).await?;
     let (mut sent, mut due) = (0, 0);
     while let Some(data) = from.copied().await? {
@@ -215,6 +225,7 @@ async fn copy_piece(
         }
     }
     to.end_copy().await?;
+    to.query(&format!("{}; COMMIT", record_piece_sql(table.oid, (piece.first, piece.end)))).await?;
     // Wait only now, when the piece's snapshot is released.
     throttle.spend(due).await;
     let mut whole = copied.whole.lock().await;

@@ -6,6 +6,7 @@
 use crate::catalogs::Definitions;
 use crate::clients::{Clients, SpeedController};
 use crate::copy::{CopiedAmount, View, copy, make_room};
+use crate::copy_resume::{CopiedPages, CopyState};
 use crate::definitions::{self, DeferredDefinitions, Dump, rights};
 use crate::estimate::Estimate;
 use crate::follow_state::{FollowState, catch_up};
@@ -42,19 +43,21 @@ pub(crate) struct CreatedTarget {
     pub(crate) horizon: Lsn,
 }
 
-/// Makes one target. Its parts are `definitions` (the definitions are on the target), `rows` (the rows are too, indexes are not),
+/// Makes one target; the copy of an earlier command goes on if `copied` are pages that it has brought. Its parts are `definitions` (the definitions are on the target), `rows` (the rows are too, indexes are not),
 /// `indexes` and `statistics`.
 pub(crate) async fn create(
     options: &Options,
     number: usize,
     journal: &SharedJournal<'_>,
     mut snapshotted: SnapshotState,
+    copied: Option<CopiedPages>,
     clients: Option<&mut Clients>,
     reporter: &Reporter,
 ) -> Result<CreatedTarget, Error> {
-    let mut clients = clients.filter(|clients| clients.is_significant());
-    // The creation of indexes cannot be throttled as the copy of rows can.
-    let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
+    let clients = clients.filter(|clients| clients.is_significant());
+    if let Some(copied) = copied {
+        return fill(options, number, journal, snapshotted, &copied, clients, reporter).await;
+    }
     let file = journal.lock().create_dump(number)?;
     let (rights, from) = (rights(&options.target).await?, rights(&options.source).await?);
     let SnapshotState { snapshot, left_out, .. } = &snapshotted;
@@ -76,14 +79,43 @@ pub(crate) async fn create(
     if matches!(snapshotted.store, ChangeStore::Slot(_)) {
         redefine::keep_first_shapes(&mut snapshotted.holder, &snapshotted.left_out, &mut target).await?;
     }
+    if options.others.is_empty() && journal.record().others.is_empty() {
+        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        if let Some(copy) = CopyState::of(&snapshotted, &mut source).await? {
+            journal.lock().record_copy(number, &snapshotted.definitions, copy)?;
+        }
+    }
     options.faults.reach("definitions", Side::After)?;
-    let copied = copy_rows(options, &mut snapshotted, clients.as_deref_mut(), reporter).await;
+    fill(options, number, journal, snapshotted, &CopiedPages::new(), clients, reporter).await
+}
+
+/// Fills a target that has its definitions: rows, without those that are `done`, then indexes.
+async fn fill(
+    options: &Options,
+    number: usize,
+    journal: &SharedJournal<'_>,
+    mut snapshotted: SnapshotState,
+    done: &CopiedPages,
+    mut clients: Option<&mut Clients>,
+    reporter: &Reporter,
+) -> Result<CreatedTarget, Error> {
+    let is_kept = matches!(snapshotted.store, ChangeStore::Kept);
+    // The creation of indexes cannot be throttled as the copy of rows can.
+    let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
+    let (file, rights) = (journal.lock().dump_path(number), rights(&options.target).await?);
+    let dump = Dump { target: &options.target, rights, file: &file };
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
+    let copied = copy_rows(options, &mut snapshotted, done, clients.as_deref_mut(), reporter).await;
     state_files::remove_copying(&options.state, &options.source.database, number);
     let horizon = copied?;
     let SnapshotState { store, mut locks, inventory, definitions, .. } = snapshotted;
     locks.query("COMMIT").await?;
     options.faults.reach("rows", Side::After)?;
-    let deferred = dump.deferred().await?;
+    let mut deferred = dump.deferred().await?;
+    if is_kept {
+        let archive = journal.lock().read_dump(number)?;
+        deferred.keep_missing(&redefine::missing_on(&dump, &archive).await?);
+    }
     let controller = match clients.filter(|_| gently) {
         Some(clients) => {
             let nothing = Arc::new(Throttle::unlimited());
@@ -137,6 +169,7 @@ async fn flush_target(target: &mut Link) -> Result<(), ServerError> {
 async fn copy_rows(
     options: &Options,
     snapshotted: &mut SnapshotState,
+    done: &CopiedPages,
     mut clients: Option<&mut Clients>,
     reporter: &Reporter,
 ) -> Result<Lsn, Error> {
@@ -144,19 +177,25 @@ async fn copy_rows(
     let (slot, recording) = match store {
         ChangeStore::Slot(slot) => (Some(slot), None),
         ChangeStore::Proxy(recording, _) => (None, Some(&*recording)),
+        ChangeStore::Kept => (None, None),
     };
+    let has_snapshot = !snapshot.is_empty();
     let copied = Arc::new(CopiedAmount::default());
     let throttle = Arc::new(if clients.is_some() { Throttle::new(COPY_BOUNDS) } else { Throttle::unlimited() });
     let mut watch = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let (source, target, locker) = (&options.source, &options.target, locks.pid);
     let (seen, without) = since.as_ref().map(|(seen, without)| (seen, without.as_slice())).unzip();
     let without = without.unwrap_or_default();
-    let with = inventory.tables.iter().filter(|table| without.iter().all(|other| other.oid != table.oid));
+    // Without the snapshot the others are copied later, or are on the target.
+    let with = inventory.tables.iter().filter(|_| has_snapshot);
+    let with = with.filter(|table| without.iter().all(|other| other.oid != table.oid));
     let with: Vec<TableDef> = with.cloned().collect();
     let copying = async {
-        let copy = |view, tables| copy(source, target, view, tables, options.copy_jobs, &copied, &throttle);
+        let copy = |view, tables| copy(source, target, view, tables, done, options.copy_jobs, &copied, &throttle);
         copy(View::Snapshot(snapshot.clone()), &with).await?;
-        holder.query("COMMIT").await?;
+        if has_snapshot {
+            holder.query("COMMIT").await?;
+        }
         if let Some(slot) = slot {
             slot.link.query("IDENTIFY_SYSTEM").await?;
         }

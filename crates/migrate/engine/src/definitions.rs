@@ -5,6 +5,7 @@ use crate::archive;
 use crate::selection::LeftOut;
 use crate::state_files::FILE_BYTES_MAX;
 use crate::{extensions, fence};
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -305,10 +306,24 @@ impl DeferredDefinitions {
         DeferredDefinitions { most, foreign_keys }
     }
 
+    /// Leaves out what an earlier command has made.
+    pub(crate) fn keep_missing(&mut self, missing: &HashSet<u32>) {
+        self.most = missing_entries(missing, &self.most);
+        self.foreign_keys = missing_entries(missing, &self.foreign_keys);
+    }
+
     /// Returns true if there are foreign keys.
     pub(crate) fn has_foreign_keys(&self) -> bool {
         !self.foreign_keys.is_empty()
     }
+}
+
+/// Lines of a dump's list for entries that are `missing` on the target: an earlier command made the others.
+fn missing_entries(missing: &HashSet<u32>, list: &str) -> String {
+    let is_missing = |line: &&str| {
+        line.split(';').next().and_then(|id| id.trim().parse::<u32>().ok()).is_some_and(|id| missing.contains(&id))
+    };
+    list.lines().filter(is_missing).map(|line| format!("{line}\n")).collect()
 }
 
 /// Makes a command for a program that connects to `server`, and to no other server that the environment names.

@@ -1,6 +1,7 @@
 //! The journal of a migration: one small file, replaced as a whole, and on disk before the step that it describes is done.
 
 use crate::catalogs::Definitions;
+use crate::copy_resume::CopyState;
 use crate::fence::Grant;
 use crate::roles::Roles;
 use crate::selection::Selection;
@@ -170,6 +171,9 @@ pub struct Record {
     /// clients left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) refreshed: Vec<(String, String)>,
+    /// Facts by which the copy of rows goes on if its command is killed; `None` before it begins, and when the target follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) copy: Option<CopyState>,
     /// Replica identities that this migration changed.
     pub(crate) identities: Vec<IdentityChange>,
     /// Connect privileges on the source before it was fenced; `None` if it never was.
@@ -332,12 +336,18 @@ impl Journal {
         self.replace(&self.definitions_path(number), made_of)?;
         self.update(|record| {
             if number == record.number {
-                (record.phase, record.horizon) = (Phase::Following, horizon);
+                (record.phase, record.horizon, record.copy) = (Phase::Following, horizon, None);
             }
             if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
                 (other.following, other.horizon) = (true, horizon);
             }
         })
+    }
+
+    /// Records that the copy of rows begins, on a target with these definitions.
+    pub(crate) fn record_copy(&mut self, number: usize, made_of: &Definitions, copy: CopyState) -> Result<(), Error> {
+        self.replace(&self.definitions_path(number), made_of)?;
+        self.update(|record| record.copy = Some(copy))
     }
 
     /// Replaces the definitions of which a target was made, after it was given later ones.
@@ -498,6 +508,7 @@ mod tests {
             served_from: None,
             leads_to: None,
             horizon: 0,
+            copy: None,
             refreshed: Vec::new(),
             identities: Vec::new(),
             fenced: None,

@@ -74,6 +74,7 @@ mod client_passwords;
 mod clients;
 mod copied_settings;
 mod copy;
+mod copy_resume;
 mod create;
 mod database_group;
 mod ddl_changes;

@@ -65,7 +65,7 @@ pub(crate) async fn migrate_clients<'m, 'j>(
     for target in targets(options, journal, reporter).await? {
         migrations.push(Migration::new(options, target, journal, reporter));
     }
-    if journal.record().phase != Phase::Following {
+    if journal.record().phase != Phase::Following && journal.record().copy.is_none() {
         prepare_source(options, journal).await?;
     }
     share_clients(&mut migrations, clients).await?;

@@ -23,6 +23,7 @@
 //! `release` of the removal of the journal, the last action of every migration.
 
 use crate::clients::Clients;
+use crate::copy_resume::{self, CopiedPages};
 use crate::create::{CreatedTarget, create, create_foreign_keys};
 use crate::follow_state::{FollowState, compare_between, follow, load};
 use crate::journal::{Capture, Phase as Stage, SharedJournal};
@@ -45,6 +46,7 @@ use stillpoint_operation::{Faults, Operation, Phase, Step, Undo, advance};
 /// Names of phases at which a part of the list begins: all of it, for a target that holds the snapshot already, for the target
 /// that clients go to, and after the switch.
 const SNAPSHOT: &str = "snapshot";
+const COPY: &str = "copy";
 const CATCH_UP: &str = "catch-up";
 const PREPARE: &str = "prepare";
 const SETTLE: &str = "settle";
@@ -56,7 +58,7 @@ pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
         Phase { name: SNAPSHOT, forward: Step::Async(|m| Box::pin(m.snapshot())), undo: Undo::Nothing },
         // The target has definitions and rows; its database is dropped again.
         Phase {
-            name: "copy",
+            name: COPY,
             forward: Step::Async(|m| Box::pin(m.copy())),
             undo: Undo::Inverse(Step::Async(|m| Box::pin(m.drop_databases()))),
         },
@@ -109,6 +111,8 @@ pub(crate) struct Migration<'m, 'j> {
     /// Reports if the command still holds its lock on the source.
     pub(crate) witness: Option<Witness>,
     snapshotted: Option<SnapshotState>,
+    /// Pages that are on the target, if the copy of an earlier command goes on.
+    copied: Option<CopiedPages>,
     created: Option<CreatedTarget>,
     horizon: u64,
     following: Option<FollowState>,
@@ -158,6 +162,7 @@ impl<'m, 'j> Migration<'m, 'j> {
             clients: None,
             witness: None,
             snapshotted: None,
+            copied: None,
             created: None,
             horizon: 0,
             following: None,
@@ -183,6 +188,11 @@ impl<'m, 'j> Migration<'m, 'j> {
     /// The error of the phase that failed; nothing is undone.
     pub(crate) async fn set_up(&mut self) -> Result<(), Error> {
         let record = self.journal.record();
+        if record.copy.is_some() && record.phase == Stage::Copying {
+            let (state, copied) = Box::pin(copy_resume::take_up(&self.options, self.number, self.journal)).await?;
+            (self.snapshotted, self.copied) = (Some(state), Some(copied));
+            return self.advance(COPY, Some(PREPARE)).await;
+        }
         if !record.is_followed_by(self.number) {
             return self.advance(SNAPSHOT, Some(PREPARE)).await;
         }
@@ -257,7 +267,8 @@ impl<'m, 'j> Migration<'m, 'j> {
     async fn copy(&mut self) -> Result<(), Error> {
         let snapshotted = take_state(&mut self.snapshotted)?;
         let (options, reporter) = (&self.options, &self.reporter);
-        let created = create(options, self.number, self.journal, snapshotted, self.clients.as_mut(), reporter);
+        let (number, copied) = (self.number, self.copied.take());
+        let created = create(options, number, self.journal, snapshotted, copied, self.clients.as_mut(), reporter);
         let created = Box::pin(created).await?;
         self.created = Some(created);
         Ok(())

@@ -32,6 +32,8 @@ pub(crate) struct SnapshotState {
 pub(crate) enum ChangeStore {
     /// The log, by a slot that has exported the snapshot.
     Slot(Slot),
+    /// The log, by the slot of an earlier command; its snapshot has ended.
+    Kept,
     /// The proxy's capture, which also holds changes that the snapshot sees.
     Proxy(Recording, SourceSnapshot),
 }
@@ -101,7 +103,7 @@ pub(crate) async fn snapshot(
             let without = inventory.tables.iter().filter(|table| table.upserts() && plain.contains(&table.oid));
             distinguishes_versions(&seen).then(|| (seen, without.cloned().collect()))
         }
-        ChangeStore::Proxy(..) => None,
+        ChangeStore::Kept | ChangeStore::Proxy(..) => None,
     };
     journal.lock().record_phase(number, Phase::Snapshotted)?;
     Ok(SnapshotState { store, snapshot, holder, since, locks, inventory, left_out, definitions })

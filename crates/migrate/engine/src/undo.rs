@@ -1,6 +1,5 @@
 //! Ends a migration that any earlier command left: continues it, or removes everything of it.
 
-use crate::fence;
 use crate::journal::{Journal, Phase, SharedJournal};
 use crate::options::{Failure, Options, State};
 use crate::owner::{self, CommandLock};
@@ -10,6 +9,7 @@ use crate::removal::end_migration;
 use crate::settle::settle;
 use crate::state_files;
 use crate::switch::{Side, serves};
+use crate::{copy_resume, fence};
 use std::time::Duration;
 use stillpoint_migrate_apply::{Error, replication_objects};
 use stillpoint_migrate_postgres::link::{Link, Purpose};
@@ -58,12 +58,15 @@ pub(crate) async fn recover(options: &Options, reporter: &Reporter) -> Result<Re
         let lifted: Result<(), Error> = lifted.await;
         lifted.map_err(Failure::with_remains)?;
     }
-    if journal.record.phase == Phase::Following
-        && replication_objects::has_slot_log(&options.source, &journal.record.slot()).await
-    {
+    let follows = journal.record.phase == Phase::Following
+        && replication_objects::has_slot_log(&options.source, &journal.record.slot()).await;
+    if follows || copy_resume::is_possible(options, &journal).await {
         let lock = lock.map_err(Failure::untouched)?;
         owner::claim(options, &mut journal).await.map_err(Failure::untouched)?;
-        reporter.warn("an interrupted migration continues from the point where the target follows".into());
+        reporter.warn(match follows {
+            true => "an interrupted migration continues from the point where the target follows".into(),
+            false => "an interrupted migration continues with the rows that are not on the target".into(),
+        });
         return Ok(Recovery::Following(Box::new((journal, lock))));
     }
     reporter.warn(match phase {

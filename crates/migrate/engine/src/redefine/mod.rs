@@ -27,6 +27,7 @@ mod table_shape;
 use crate::archive::{self, DATABASE_SETTINGS, Entry};
 use crate::catalogs::{self, Definitions};
 use crate::copy::{CopiedAmount, View, copy};
+use crate::copy_resume::CopiedPages;
 use crate::definitions::{self, Dump, RejectedDefinition};
 use crate::follow_state::{FollowState, compare_between};
 use crate::journal::SharedJournal;
@@ -674,7 +675,17 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         if !tables.is_empty() {
             let (copied, throttle) = (Arc::new(CopiedAmount::default()), Arc::new(Throttle::unlimited()));
             let Options { source, target, copy_jobs, .. } = &self.options;
-            copy(source, target, View::Snapshot(name.clone()), &tables, *copy_jobs, &copied, &throttle).await?;
+            copy(
+                source,
+                target,
+                View::Snapshot(name.clone()),
+                &tables,
+                &CopiedPages::new(),
+                *copy_jobs,
+                &copied,
+                &throttle,
+            )
+            .await?;
         }
         let sql = PartialTables::record_copied(tables.iter().map(|table| table.oid), snapshot);
         self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
@@ -735,6 +746,19 @@ async fn extension_versions(source: &mut Link, target: &mut Link, name: &str) ->
 /// Reads a file in memory, by its path in `/proc`.
 fn read_memory(file: &Path) -> Result<Vec<u8>, Error> {
     kernel_files::bytes(file).map_err(|source| Error::Journal { path: file.into(), source })
+}
+
+/// Numbers of the entries of a dump, whose bytes are `archive`, that its target lacks.
+///
+/// # Errors
+///
+/// Errors of the program that dumps the target.
+pub(crate) async fn missing_on(dump: &Dump<'_>, archive: &[u8]) -> Result<HashSet<u32>, Error> {
+    let wanted = entries(archive)?;
+    let (_memory, file) = crate::rehearsal::memory_file()?;
+    definitions::dump(dump.target, dump.rights, dump.rights.major, None, &LeftOut::default(), &file).await?;
+    let there = entries(&read_memory(&file)?)?;
+    Ok(changes::between(&wanted, &wanted, &there).added.iter().map(|entry| entry.id).collect())
 }
 
 /// Definitions in an archive, without our own publications.

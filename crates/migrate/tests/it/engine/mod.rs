@@ -3,6 +3,7 @@
 mod attach;
 mod check;
 mod comparison;
+mod copy_resume;
 mod copy_without_snapshot;
 mod database_contents;
 mod database_names;

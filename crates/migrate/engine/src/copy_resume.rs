@@ -1,0 +1,217 @@
+//! A copy of rows that goes on after its command was killed: pieces that are on the target are not copied again.
+//!
+//! The slot keeps every change since its snapshot, and most tables are copied as rows that are unchanged since that snapshot, see
+//! [`copy`](mod@crate::copy): for these any later moment will do. Each piece is recorded on the target, in the transaction that
+//! writes its rows. Tables that are copied with the snapshot itself, which ended with the command, are copied from the beginning,
+//! when the others follow, as tables that are new then ([`redefine`](crate::redefine)).
+//!
+//! Between two commands no lock keeps a table as it was. So a copy goes on only if no definition has changed, and a table whose file
+//! is another one (VACUUM FULL moves its rows to other pages) begins again.
+
+use crate::journal::{Journal, Phase, SharedJournal};
+use crate::options::Options;
+use crate::snapshot::{ChangeStore, SnapshotState};
+use crate::{catalogs, definitions};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashSet};
+use stillpoint_migrate_apply::inventory::TableDef;
+use stillpoint_migrate_apply::partial_tables::PartialTables;
+use stillpoint_migrate_apply::{Error, SourceSnapshot, replication_objects};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, literal, number};
+
+/// Facts about a copy that a later command needs, recorded before its first piece.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CopyState {
+    /// The slot's snapshot, as PostgreSQL prints it.
+    seen: String,
+    /// Files of the tables that are copied without it, by their numbers on the source.
+    files: BTreeMap<u32, u32>,
+}
+
+/// Part of a table in pages: the first, and the one after the last; `None` if it reaches to the end.
+pub(crate) type Pages = (u64, Option<u64>);
+
+/// Pages that are on the target, by tables.
+pub(crate) type CopiedPages = BTreeMap<u32, Vec<Pages>>;
+
+impl CopyState {
+    /// Describes a copy that begins; `None` if it cannot go on later, because everything is copied with the snapshot.
+    pub(crate) async fn of(snapshotted: &SnapshotState, source: &mut Link) -> Result<Option<CopyState>, Error> {
+        let (ChangeStore::Slot(_), Some((seen, without))) = (&snapshotted.store, &snapshotted.since) else {
+            return Ok(None);
+        };
+        let wanted: HashSet<u32> = without.iter().map(|table| table.oid).collect();
+        let mut files = files(source).await?;
+        files.retain(|oid, _| wanted.contains(oid));
+        Ok(Some(CopyState { seen: seen.to_string(), files }))
+    }
+}
+
+/// Numbers of the files of all tables.
+async fn files(source: &mut Link) -> Result<BTreeMap<u32, u32>, Error> {
+    let rows = source.query("SELECT oid, pg_relation_filenode(oid) FROM pg_class WHERE relkind = 'r'").await?;
+    Ok(rows.iter().map(|row| (number(row, 0), number(row, 1))).collect())
+}
+
+/// Statement that records a piece, in the transaction that writes its rows.
+pub(crate) fn record_piece_sql(table: u32, (first, end): Pages) -> String {
+    let end = end.map_or_else(|| "NULL".to_owned(), |end| end.to_string());
+    format!("INSERT INTO stillpoint.pieces VALUES ({table}, {first}, {end})")
+}
+
+/// Returns true if the copy of an earlier command can go on: its slot and its target are there, and no definition has changed.
+pub(crate) async fn is_possible(options: &Options, journal: &Journal) -> bool {
+    let record = &journal.record;
+    if record.phase != Phase::Copying
+        || record.copy.is_none()
+        || !record.others.is_empty()
+        || !options.others.is_empty()
+    {
+        return false;
+    }
+    let look = async {
+        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+        let is_there = target.value("SELECT to_regclass('stillpoint.pieces')").await?.is_some();
+        // Tables that were to be copied with the snapshot are copied as new ones, which needs that program.
+        let is_there = is_there && definitions::cannot_dump(target.rights.major).await.is_none();
+        let now = catalogs::read(&mut source, &options.selection).await?;
+        Ok::<_, Error>(is_there && catalogs::changes(&journal.definitions_of(record.number)?, &now).is_empty())
+    };
+    match look.await {
+        Ok(is_possible) => is_possible && replication_objects::has_slot_log(&options.source, &record.slot()).await,
+        Err(error) => {
+            tracing::debug!(%error, "the copy cannot go on");
+            false
+        }
+    }
+}
+
+/// Takes up the copy of an earlier command. Returns the state in which it goes on, and the pages that are on the target.
+///
+/// # Errors
+///
+/// Errors of the connections to the servers; [`Error::SchemaChanged`] if definitions have changed since.
+pub(crate) async fn take_up(
+    options: &Options,
+    number_of_target: usize,
+    journal: &SharedJournal<'_>,
+) -> Result<(SnapshotState, CopiedPages), Error> {
+    let record = journal.record();
+    let state = record.copy.ok_or_else(|| Error::WrongPhase("no copy was begun".into()))?;
+    let seen = SourceSnapshot::parse(&state.seen)?;
+    let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let mut locks = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
+    let inventory = options.selection.inventory(&mut holder).await?;
+    locks.query("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY").await?;
+    for table in &inventory.tables {
+        locks.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
+    }
+    let definitions = journal.lock().definitions_of(number_of_target)?;
+    catalogs::fail_if_changed(catalogs::changes(&definitions, &catalogs::read(&mut locks, &options.selection).await?))?;
+    let files = files(&mut locks).await?;
+
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
+    end_sessions(options, &mut target).await?;
+    let mut copied = read_pieces(&mut target).await?;
+    let is_plain = |table: &TableDef| state.files.contains_key(&table.oid);
+    let (mut again, mut partial) = (Vec::new(), Vec::new());
+    for table in &inventory.tables {
+        let is_whole = copied.get(&table.oid).is_some_and(|pages| gaps(pages).is_empty());
+        if !is_plain(table) && !is_whole {
+            partial.push(table);
+        } else if is_plain(table) && files.get(&table.oid) != state.files.get(&table.oid) {
+            again.push(table);
+        }
+    }
+    let mut sql = "BEGIN; ".to_owned();
+    for table in again.iter().chain(&partial) {
+        copied.remove(&table.oid);
+        // Rows that its extension makes stay.
+        sql += &match table.own_rows {
+            Some(_) => format!("DELETE FROM ONLY {} WHERE {}; ", table.qualified(), table.moved_rows()),
+            None => format!("TRUNCATE ONLY {}; ", table.qualified()),
+        };
+        sql += &format!("DELETE FROM stillpoint.pieces WHERE relation = {}; ", table.oid);
+    }
+    sql += &PartialTables::record_copying(partial.iter().map(|table| table.oid));
+    target.query(&format!("{sql}COMMIT")).await?;
+    let (without, left): (Vec<TableDef>, Vec<TableDef>) =
+        inventory.tables.iter().cloned().partition(|table| is_plain(table));
+    tracing::debug!(
+        tables = without.len(),
+        again = again.len(),
+        partial = partial.len(),
+        whole = left.len() - partial.len(),
+        "the copy goes on"
+    );
+    let state = SnapshotState {
+        store: ChangeStore::Kept,
+        snapshot: String::new(),
+        holder,
+        since: Some((seen, without)),
+        locks,
+        left_out: options
+            .selection
+            .left_out(&mut Link::connect(&options.source, Purpose::Statements, &[]).await?)
+            .await?,
+        inventory,
+        definitions,
+    };
+    Ok((state, copied))
+}
+
+/// Ends sessions of the earlier command on the target: a piece whose end was on its way could otherwise be recorded later.
+async fn end_sessions(options: &Options, target: &mut Link) -> Result<(), Error> {
+    target
+        .query(&format!(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = {} AND application_name = {} AND pid <> \
+             pg_backend_pid()",
+            literal(&options.target.database),
+            literal(APPLICATION)
+        ))
+        .await?;
+    crate::definitions::terminate_makers(&options.target, target).await?;
+    Ok(())
+}
+
+async fn read_pieces(target: &mut Link) -> Result<CopiedPages, Error> {
+    let mut copied = CopiedPages::new();
+    for row in target.query("SELECT relation, first, last FROM stillpoint.pieces").await? {
+        let end = row[2].is_some().then(|| number(&row, 2));
+        copied.entry(number(&row, 0)).or_default().push((number(&row, 1), end));
+    }
+    Ok(copied)
+}
+
+/// Parts of a table that are not among `copied`, in order; the last reaches to its end.
+pub(crate) fn gaps(copied: &[Pages]) -> Vec<Pages> {
+    let mut copied = copied.to_vec();
+    copied.sort_unstable();
+    let (mut gaps, mut at) = (Vec::new(), 0);
+    for (first, end) in copied {
+        if first > at {
+            gaps.push((at, Some(first)));
+        }
+        match end {
+            Some(end) => at = at.max(end),
+            None => return gaps,
+        }
+    }
+    gaps.push((at, None));
+    gaps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_copied_is_left() {
+        assert_eq!(gaps(&[]), [(0, None)]);
+        assert_eq!(gaps(&[(0, None)]), []);
+        assert_eq!(gaps(&[(8, Some(16)), (0, Some(8))]), [(16, None)]);
+        assert_eq!(gaps(&[(16, None), (4, Some(8))]), [(0, Some(4)), (8, Some(16))]);
+        assert_eq!(gaps(&[(0, Some(8)), (4, Some(6)), (9, Some(10))]), [(8, Some(9)), (10, None)]);
+    }
+}
