@@ -102,7 +102,8 @@ async fn fill(
     let is_kept = matches!(snapshotted.store, ChangeStore::Kept);
     // The creation of indexes cannot be throttled as the copy of rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
-    let (file, rights) = (journal.lock().dump_path(number), rights(&options.target).await?);
+    let file = journal.lock().dump_path(number);
+    let rights = rights(&options.target).await?;
     let dump = Dump { target: &options.target, rights, file: &file };
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let copied = copy_rows(options, &mut snapshotted, done, clients.as_deref_mut(), reporter).await;
