@@ -24,7 +24,7 @@
 //! - An `xmin` has 32 bits. Once the source has assigned that many numbers, a frozen row may carry a number that is used again,
 //!   and everything is copied with the slot's snapshot.
 
-use crate::copy_resume::{CopiedPages, gaps, record_piece_sql};
+use crate::copied_pages::{CopiedPages, gaps, record_piece_sql};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -142,10 +142,9 @@ impl Cutter {
     }
 }
 
-/// Copies the rows of tables, with `jobs` connections at the same time, and without the parts that are `done`.
+/// Copies the rows of tables from one server to another, with `jobs` connections at the same time, and without the parts that are `done`.
 pub(crate) async fn copy(
-    source: &Server,
-    target: &Server,
+    [source, target]: [&Server; 2],
     view: View,
     tables: &[TableDef],
     done: &CopiedPages,

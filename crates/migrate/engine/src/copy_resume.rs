@@ -8,55 +8,32 @@
 //! Between two commands no lock keeps a table as it was. So a copy goes on only if no definition has changed, and a table whose file
 //! is another one (VACUUM FULL moves its rows to other pages) begins again.
 
+use crate::copied_pages::{CopiedPages, CopyState, gaps};
 use crate::journal::{Journal, Phase, SharedJournal};
 use crate::options::Options;
 use crate::snapshot::{ChangeStore, SnapshotState};
 use crate::{catalogs, definitions};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
 use stillpoint_migrate_apply::inventory::TableDef;
 use stillpoint_migrate_apply::partial_tables::PartialTables;
 use stillpoint_migrate_apply::{Error, SourceSnapshot, replication_objects};
 use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, literal, number};
 
-/// Facts about a copy that a later command needs, recorded before its first piece.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct CopyState {
-    /// The slot's snapshot, as PostgreSQL prints it.
-    seen: String,
-    /// Files of the tables that are copied without it, by their numbers on the source.
-    files: BTreeMap<u32, u32>,
-}
-
-/// Part of a table in pages: the first, and the one after the last; `None` if it reaches to the end.
-pub(crate) type Pages = (u64, Option<u64>);
-
-/// Pages that are on the target, by tables.
-pub(crate) type CopiedPages = BTreeMap<u32, Vec<Pages>>;
-
-impl CopyState {
-    /// Describes a copy that begins; `None` if it cannot go on later, because everything is copied with the snapshot.
-    pub(crate) async fn of(snapshotted: &SnapshotState, source: &mut Link) -> Result<Option<CopyState>, Error> {
-        let (ChangeStore::Slot(_), Some((seen, without))) = (&snapshotted.store, &snapshotted.since) else {
-            return Ok(None);
-        };
-        let wanted: HashSet<u32> = without.iter().map(|table| table.oid).collect();
-        let mut files = files(source).await?;
-        files.retain(|oid, _| wanted.contains(oid));
-        Ok(Some(CopyState { seen: seen.to_string(), files }))
-    }
+/// Describes a copy that begins; `None` if it cannot go on later, because everything is copied with the snapshot.
+pub(crate) async fn describe(snapshotted: &SnapshotState, source: &mut Link) -> Result<Option<CopyState>, Error> {
+    let (ChangeStore::Slot(_), Some((seen, without))) = (&snapshotted.store, &snapshotted.since) else {
+        return Ok(None);
+    };
+    let wanted: HashSet<u32> = without.iter().map(|table| table.oid).collect();
+    let mut files = files(source).await?;
+    files.retain(|oid, _| wanted.contains(oid));
+    Ok(Some(CopyState { seen: seen.to_string(), files }))
 }
 
 /// Numbers of the files of all tables.
 async fn files(source: &mut Link) -> Result<BTreeMap<u32, u32>, Error> {
     let rows = source.query("SELECT oid, pg_relation_filenode(oid) FROM pg_class WHERE relkind = 'r'").await?;
     Ok(rows.iter().map(|row| (number(row, 0), number(row, 1))).collect())
-}
-
-/// Statement that records a piece, in the transaction that writes its rows.
-pub(crate) fn record_piece_sql(table: u32, (first, end): Pages) -> String {
-    let end = end.map_or_else(|| "NULL".to_owned(), |end| end.to_string());
-    format!("INSERT INTO stillpoint.pieces VALUES ({table}, {first}, {end})")
 }
 
 /// Returns true if the copy of an earlier command can go on: its slot and its target are there, and no definition has changed.
@@ -182,36 +159,4 @@ async fn read_pieces(target: &mut Link) -> Result<CopiedPages, Error> {
         copied.entry(number(&row, 0)).or_default().push((number(&row, 1), end));
     }
     Ok(copied)
-}
-
-/// Parts of a table that are not among `copied`, in order; the last reaches to its end.
-pub(crate) fn gaps(copied: &[Pages]) -> Vec<Pages> {
-    let mut copied = copied.to_vec();
-    copied.sort_unstable();
-    let (mut gaps, mut at) = (Vec::new(), 0);
-    for (first, end) in copied {
-        if first > at {
-            gaps.push((at, Some(first)));
-        }
-        match end {
-            Some(end) => at = at.max(end),
-            None => return gaps,
-        }
-    }
-    gaps.push((at, None));
-    gaps
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_copied_is_left() {
-        assert_eq!(gaps(&[]), [(0, None)]);
-        assert_eq!(gaps(&[(0, None)]), []);
-        assert_eq!(gaps(&[(8, Some(16)), (0, Some(8))]), [(16, None)]);
-        assert_eq!(gaps(&[(16, None), (4, Some(8))]), [(0, Some(4)), (8, Some(16))]);
-        assert_eq!(gaps(&[(0, Some(8)), (4, Some(6)), (9, Some(10))]), [(8, Some(9)), (10, None)]);
-    }
 }

@@ -5,8 +5,9 @@
 
 use crate::catalogs::Definitions;
 use crate::clients::{Clients, SpeedController};
+use crate::copied_pages::CopiedPages;
 use crate::copy::{CopiedAmount, View, copy, make_room};
-use crate::copy_resume::{CopiedPages, CopyState};
+use crate::copy_resume;
 use crate::definitions::{self, DeferredDefinitions, Dump, rights};
 use crate::estimate::Estimate;
 use crate::follow_state::{FollowState, catch_up};
@@ -81,7 +82,7 @@ pub(crate) async fn create(
     }
     if options.others.is_empty() && journal.record().others.is_empty() {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-        if let Some(copy) = CopyState::of(&snapshotted, &mut source).await? {
+        if let Some(copy) = copy_resume::describe(&snapshotted, &mut source).await? {
             journal.lock().record_copy(number, &snapshotted.definitions, copy)?;
         }
     }
@@ -192,7 +193,7 @@ async fn copy_rows(
     let with = with.filter(|table| without.iter().all(|other| other.oid != table.oid));
     let with: Vec<TableDef> = with.cloned().collect();
     let copying = async {
-        let copy = |view, tables| copy(source, target, view, tables, done, options.copy_jobs, &copied, &throttle);
+        let copy = |view, tables| copy([source, target], view, tables, done, options.copy_jobs, &copied, &throttle);
         copy(View::Snapshot(snapshot.clone()), &with).await?;
         if has_snapshot {
             holder.query("COMMIT").await?;

@@ -1,7 +1,7 @@
 //! The journal of a migration: one small file, replaced as a whole, and on disk before the step that it describes is done.
 
 use crate::catalogs::Definitions;
-use crate::copy_resume::CopyState;
+use crate::copied_pages::CopyState;
 use crate::fence::Grant;
 use crate::roles::Roles;
 use crate::selection::Selection;

@@ -72,6 +72,7 @@ mod check;
 mod checksum;
 mod client_passwords;
 mod clients;
+mod copied_pages;
 mod copied_settings;
 mod copy;
 mod copy_resume;

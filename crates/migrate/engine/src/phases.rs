@@ -23,7 +23,8 @@
 //! `release` of the removal of the journal, the last action of every migration.
 
 use crate::clients::Clients;
-use crate::copy_resume::{self, CopiedPages};
+use crate::copied_pages::CopiedPages;
+use crate::copy_resume;
 use crate::create::{CreatedTarget, create, create_foreign_keys};
 use crate::follow_state::{FollowState, compare_between, follow, load};
 use crate::journal::{Capture, Phase as Stage, SharedJournal};

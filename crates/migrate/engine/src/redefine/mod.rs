@@ -26,8 +26,8 @@ mod table_shape;
 
 use crate::archive::{self, DATABASE_SETTINGS, Entry};
 use crate::catalogs::{self, Definitions};
+use crate::copied_pages::CopiedPages;
 use crate::copy::{CopiedAmount, View, copy};
-use crate::copy_resume::CopiedPages;
 use crate::definitions::{self, Dump, RejectedDefinition};
 use crate::follow_state::{FollowState, compare_between};
 use crate::journal::SharedJournal;
@@ -676,8 +676,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             let (copied, throttle) = (Arc::new(CopiedAmount::default()), Arc::new(Throttle::unlimited()));
             let Options { source, target, copy_jobs, .. } = &self.options;
             copy(
-                source,
-                target,
+                [source, target],
                 View::Snapshot(name.clone()),
                 &tables,
                 &CopiedPages::new(),
