@@ -30,7 +30,7 @@ impl CopySnapshot {
 pub struct PartialTables {
     /// Tables that are to be copied: no change of theirs is repeated.
     pub copying: HashSet<u32>,
-    /// Tables that are gone on the source: earlier changes of theirs are not repeated.
+    /// Tables that are gone on the source, or that no longer belong to what is moved: earlier changes of theirs are not repeated.
     pub gone: HashSet<u32>,
     /// Tables that were copied: which changes their rows contain.
     pub copied: HashMap<u32, CopySnapshot>,
@@ -102,14 +102,15 @@ impl PartialTables {
         columns.iter().map(record).collect()
     }
 
-    /// Statements that record that these tables were copied with a snapshot, and no other is to be copied.
+    /// Statements that record that these tables were copied with a snapshot, and no other is to be copied. A table that was gone
+    /// may have come back.
     pub fn record_copied(tables: impl IntoIterator<Item = u32>, copied: &CopySnapshot) -> String {
         let CopySnapshot { snapshot, until } = copied;
         let snapshot = literal(&snapshot.to_string());
         let record = |oid| {
             format!(
                 "INSERT INTO stillpoint.copied VALUES ({oid}, {snapshot}, {until}) ON CONFLICT (relation) DO UPDATE SET snapshot \
-                 = EXCLUDED.snapshot, until = EXCLUDED.until; "
+                 = EXCLUDED.snapshot, until = EXCLUDED.until; DELETE FROM stillpoint.gone WHERE relation = {oid}; "
             )
         };
         tables.into_iter().map(record).chain(["DELETE FROM stillpoint.copying; ".to_owned()]).collect()

@@ -88,6 +88,8 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
         if options.roles == Roles::Create {
             made_roles.extend(roles::missing(source, target).await?);
+        } else {
+            findings::spare_roles(&mut link, left_out, &mut of_target).await?;
         }
         if options.settings == Settings::Copy {
             copied_settings::check(&mut link, &mut there, &mut of_target).await?;

@@ -113,7 +113,11 @@ impl LiveReport {
             "fallback" => (&options.target, &options.source),
             _ => (&options.source, &options.target),
         };
-        let [operation_name, source, target] = [operation, &from.to_string(), &to.to_string()].map(ShortText::shorten);
+        let of = match options.selection.is_all() {
+            true => from.to_string(),
+            false => format!("{from} ({})", options.selection),
+        };
+        let [operation_name, source, target] = [operation, &of, &to.to_string()].map(ShortText::shorten);
         let progress = Progress { operation: operation_name, source, target, ..Progress::default() };
         let summary = Arc::new(Mutex::new(EventSummary { progress, ..EventSummary::default() }));
         let (end, ended) = oneshot::channel();

@@ -328,6 +328,8 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         while self.drop_other_forms(now, &there).await? {
             there = table_shape::read(&mut self.target).await?;
         }
+        // One that left the selection in an earlier attempt may be back.
+        let left = PartialTables::read(&mut self.target).await?.gone;
         let mut copying = BTreeSet::new();
         let mut dropped = Vec::new();
         for shape in &now.shapes {
@@ -336,7 +338,9 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             let is_whole = match (before, target) {
                 (Some(before), Some(target)) => {
                     dropped.extend(shape.dropped_since(before).into_iter().map(|name| (shape.relation, name)));
-                    !shape.needs_copy_since(before) && !shape.lost_columns(before, target)
+                    !shape.needs_copy_since(before)
+                        && !shape.lost_columns(before, target)
+                        && !left.contains(&shape.relation)
                 }
                 _ => false,
             };

@@ -2,11 +2,11 @@
 
 use super::Selection;
 use super::graph::{LeftRelation, NAMESPACE};
-use super::left_out::{Resolution, describe, texts};
+use super::left_out::{LeftOut, Resolution, describe, texts};
 use crate::Capture;
 use crate::report::{Finding, Verdict, refuse};
 use stillpoint_migrate_apply::Error;
-use stillpoint_migrate_postgres::link::Link;
+use stillpoint_migrate_postgres::link::{Link, text};
 
 /// Kind of findings about patterns, and about objects that they tear apart.
 const KIND: &str = "selection";
@@ -52,6 +52,33 @@ pub(crate) async fn report(
             _ => "its schema is not selected and nothing that is needs it, or it needs something that is left out",
         };
         findings.push(Finding::new(kind, name, Verdict::NotMoved, format!("left out: {why}")));
+    }
+    Ok(())
+}
+
+/// Takes back refusals of roles that the target lacks and that only what is left out needs.
+///
+/// # Errors
+///
+/// Errors of the connection to the server.
+pub(crate) async fn spare_roles(link: &mut Link, left_out: &LeftOut, findings: &mut [Finding]) -> Result<(), Error> {
+    let Some(objects) = left_out.objects_sql() else { return Ok(()) };
+    let here = "(SELECT oid FROM pg_database WHERE datname = current_database())";
+    let needed = link
+        .query(&format!(
+            "WITH l (class, object) AS MATERIALIZED ({objects}) SELECT r.rolname FROM pg_roles r WHERE r.oid IN (SELECT s.refobjid \
+             FROM pg_shdepend s WHERE s.refclassid = 'pg_authid'::regclass AND (s.dbid = {here} AND NOT EXISTS (SELECT FROM l \
+             WHERE l.class = s.classid AND l.object = s.objid) OR s.classid = 'pg_database'::regclass AND s.objid = {here}) \
+             UNION SELECT datdba FROM pg_database WHERE datname = current_database() \
+             UNION SELECT setrole FROM pg_db_role_setting WHERE setdatabase = {here})"
+        ))
+        .await?;
+    let is_refused = |finding: &&mut Finding| finding.kind == "role" && finding.verdict == Verdict::Refused;
+    for finding in findings.iter_mut().filter(is_refused) {
+        if needed.iter().all(|row| text(row, 0) != finding.name) {
+            finding.verdict = Verdict::NotMoved;
+            finding.note = "the target lacks it, and only what is left out needs it".into();
+        }
     }
     Ok(())
 }

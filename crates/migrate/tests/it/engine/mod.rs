@@ -21,7 +21,7 @@ mod regress;
 mod rehearsal;
 mod roles;
 mod run;
-mod selection;
+pub(crate) mod selection;
 mod settings;
 mod statements;
 mod support;

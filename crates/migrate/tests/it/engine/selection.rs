@@ -53,9 +53,9 @@ fn options(bench: &Bench, selection: Selection) -> Options {
     Options { selection, share: 0.0, ..bench.options("shop") }
 }
 
-/// Definitions of a part of a database as pg_dump prints them.
-fn part(bench: &Bench, cluster: &Cluster, options: &[&str]) -> String {
-    let mut command = bench.target.client("pg_dump");
+/// Definitions of a part of database `shop` as the pg_dump of another server prints them.
+pub(crate) fn part_by(dumper: &Cluster, cluster: &Cluster, options: &[&str]) -> String {
+    let mut command = dumper.client("pg_dump");
     command.args(["-s", "-h", "127.0.0.1", "-p", &cluster.port().to_string(), "-d", "shop", "-U", "postgres"]);
     let output = command.args(options).output().expect("run pg_dump");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -65,8 +65,12 @@ fn part(bench: &Bench, cluster: &Cluster, options: &[&str]) -> String {
     text.lines().filter(|line| !of_migration(line) && !line.is_empty()).map(|line| format!("{line}\n")).collect()
 }
 
+fn part(bench: &Bench, cluster: &Cluster, options: &[&str]) -> String {
+    part_by(&bench.target, cluster, options)
+}
+
 /// Checksums of the rows of all tables of some schemas.
-fn rows(cluster: &Cluster, schemas: &str) -> String {
+pub(crate) fn rows(cluster: &Cluster, schemas: &str) -> String {
     let all = sums(cluster, "shop");
     all.lines().filter(|line| schemas.split(' ').any(|schema| line.starts_with(schema))).collect::<Vec<_>>().join("\n")
 }
@@ -93,6 +97,7 @@ async fn a_part_moves_and_the_rest_stays_where_it_is() {
     }
     let bench = Arc::new(bench());
     let (source, target) = (&bench.source, &bench.target);
+    source.sql("shop", "CREATE ROLE of_rest; ALTER TABLE hr.person OWNER TO of_rest");
     let implied = options(&bench, selection(&["sales", "\"Sa.l\"\"es\".\"Or*\"*"], &[], false));
     let report = check(&implied).await.expect("a report");
     let refusals = report.refusals();
@@ -118,6 +123,7 @@ async fn a_part_moves_and_the_rest_stays_where_it_is() {
         ("code.unused", false),
         ("code.other()", false),
         ("sales.of_person(hr.person)", false),
+        ("of_rest", false),
     ] {
         assert_eq!(verdict(name), if moved { Verdict::Moved } else { Verdict::NotMoved }, "{name}");
     }
@@ -282,13 +288,27 @@ async fn what_changes_in_mid_run_is_selected_by_its_name_then() {
         assert!(matches!(&refused.error, Error::WrongPhase(why) if why.contains("of another part")), "{refused:?}");
         assert_eq!(refused.state, State::Untouched);
     }
-    run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    // One that left comes back, and is written to before and after it is copied.
+    let (round, at) = (Mutex::new(0), Arc::clone(&bench));
+    let (watching, _) = acting(move |phase| {
+        let mut round = round.lock().expect("no test thread panicked");
+        match (phase, *round) {
+            ("prepare", 0) => drop(
+                at.source.sql("shop", "ALTER TABLE hr.leaves SET SCHEMA sales; INSERT INTO sales.leaves VALUES (500)"),
+            ),
+            ("prepare", 1) => drop(at.source.sql("shop", "INSERT INTO sales.leaves VALUES (501)")),
+            _ => return,
+        }
+        *round += 1;
+    });
+    run(&options, watching).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     bench.look_into_source("shop");
     assert_eq!(part(&bench, &bench.target, &MOVED), part(&bench, source, &MOVED));
     let moved = "sales hr.parts \"Sa";
     assert_eq!(rows(&bench.target, moved), rows(source, moved));
     let tables = "SELECT string_agg(c.oid::regclass::text, ' ' ORDER BY c.oid::regclass::text) FROM pg_class c WHERE relkind = 'r' AND \
                   relnamespace::regnamespace::text IN ('sales', 'hr')";
-    let there = "hr.parts_2 sales.comes sales.fresh sales.items sales.orders sales.parts_1";
+    let there = "hr.parts_2 sales.comes sales.fresh sales.items sales.leaves sales.orders sales.parts_1";
     assert_eq!(bench.target.sql("shop", tables), there);
+    assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM sales.leaves"), "11");
 }
