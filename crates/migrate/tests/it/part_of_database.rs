@@ -5,7 +5,7 @@ use crate::engine::selection::{part_by, rows};
 use rustix::process::Signal;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_tests::Testbed;
-use stillpoint_testing::postgresql::{Cluster, NEWER_MAJOR, available, newer_available};
+use stillpoint_testing::postgresql::{Cluster, available};
 use stillpoint_testing::wait::until;
 
 const SETUP: &str = "CREATE SCHEMA sales; CREATE SCHEMA hr; CREATE TABLE sales.accounts (id int PRIMARY KEY, n int NOT NULL); \
@@ -78,8 +78,7 @@ fn a_part_moves_under_load_while_tables_cross_its_border() {
         return;
     }
     let settings = ["wal_level=logical", "deadlock_timeout=100ms"];
-    let target = if newer_available() { Cluster::of_major(NEWER_MAJOR, &settings) } else { Cluster::start(&settings) };
-    let testbed = Testbed::of(Cluster::start(&settings), target);
+    let testbed = Testbed::of(Cluster::start(&settings), Cluster::start(&settings));
     let (source, target) = (&testbed.source, &testbed.target);
     source.sql("shop", SETUP);
     let script = testbed.path("script.sql");
