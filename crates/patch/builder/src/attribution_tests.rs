@@ -731,3 +731,23 @@ fn a_library_that_the_rules_load_is_linked_at_once() {
     let other = fs::read(package.path("tree").join("lib/libother.so.1")).unwrap();
     assert_eq!(recorder::records_of(&other).len(), 1);
 }
+
+/// Links what a line of a source names.
+const KEYWORD: &str = "build:
+    gcc -O2 -c -o main.o src/main.c && gcc -O2 -c -o clamp.o src/clamp.c
+    $(LINK) -o prog main.o clamp.o $$(sed -n 's/.*[$$]Libraries: \\(.*\\) [$$].*/\\1/p' src/clamp.c)";
+
+#[test]
+fn a_comment_that_the_rules_read_is_no_mere_comment() {
+    let keyword = ("src/clamp.c", "#include", "/* $Libraries: -Wl,--no-as-needed -lm $ */\n#include");
+    let comment = ("src/clamp.c", "#include", "/* $Id: 1 $ Libraries: -lm */\n#include");
+    for package in Package::both("a_comment_that_the_rules_read_is_no_mere_comment", KEYWORD) {
+        let error = package.patch("prog", keyword).unwrap_err();
+        assert!(
+            error.is_refusal() && error.to_string().contains("src/clamp.c (its `$Libraries:`, which Makefile reads)")
+        );
+        let error = package.patch_regenerated("prog", &[keyword]).unwrap_err();
+        assert!(matches!(&error, Error::ChangesBuild { file, .. } if file.contains("target's link")), "{error}");
+        assert!(package.patch("prog", comment).unwrap().patch.is_none());
+    }
+}

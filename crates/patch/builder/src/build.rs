@@ -7,13 +7,14 @@ use crate::debian::Diff;
 use crate::elf::{self, Reproduced};
 use crate::evidence::{Evidence, Readers};
 use crate::includes::Includes;
+use crate::keywords::Keyword;
 use crate::preprocess::Text;
 use crate::regenerate::{Regenerated, RegeneratedSides};
 use crate::shadow_members::{Proposal, Rewriter};
 use crate::statement::{Statement, check_earlier, exports, options};
 use crate::tree::{self, MadeFiles, Parts, Selection, Tree, is_source, is_unit};
 use crate::verdict::{Bounded, ChangedFile, Verdict};
-use crate::{Builder, Error, lto};
+use crate::{Builder, Error, keywords, lto};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use stillpoint_host::At;
@@ -164,7 +165,11 @@ impl Builder<'_> {
     pub(crate) fn build(&self, job: Job) -> Result<Built, Error> {
         let link = job.regenerated.map(|sides| sides.link_differences()).unwrap_or_default();
         let names = job.diffs.iter().map(|diff| diff.name.as_str()).collect::<Vec<_>>().join(", ");
+        let keyword = keyword_read(&job)?;
         let mut built = self.build_code(job)?;
+        if let Some((keyword, by)) = keyword {
+            return Err(Error::ChangesBuild { file: keyword.described(&by), name: keyword.diff });
+        }
         if !link.is_empty() {
             let Some(patch) = &mut built.patch else {
                 return Err(Error::ChangesBuild {
@@ -598,11 +603,19 @@ fn attributed(project: &Project, target: &str, files: Vec<ChangedFile>) -> Resul
     Err(Error::Unaccounted { target: target.to_owned(), files, missing, inputs: account.inputs })
 }
 
+/// Finds a keyword of a changed source that the build reads from its text, unless the rules ran with the change.
+fn keyword_read(job: &Job) -> Result<Option<(Keyword, String)>, Error> {
+    let left_out = |file: &str| job.statement.leave_out.iter().any(|place| Path::new(file).starts_with(place));
+    match job.regenerated {
+        Some(_) => Ok(None),
+        None => keywords::reader(job.project.unbuilt(), &job.diffs, &left_out),
+    }
+}
+
 /// Gives the verdict on each file that no compiler reads: it is no part of the target if no generator may make sources
 /// of it.
 fn unread(project: &Project, files: &BTreeSet<String>) -> Result<Vec<ChangedFile>, Error> {
-    let tree = project.original.as_ref().map_or(&project.shipped, |original| &original.tree);
-    let named = crate::generators::naming(tree, files)?;
+    let named = crate::generators::naming(project.unbuilt(), files)?;
     let verdict = |path: &String| {
         let (verdict, reason) = match named.get(path) {
             Some(by) => {

@@ -68,6 +68,11 @@ impl Project {
         Ok(Tree::open(tree)?.known_as(&self.source))
     }
 
+    /// Returns the tree without what a build made, where there is one.
+    pub(crate) fn unbuilt(&self) -> &Path {
+        self.original.as_ref().map_or(&self.shipped, |original| &original.tree)
+    }
+
     /// Returns true if a file is certainly no part of the target, because the build compiled it for other programs.
     pub(crate) fn is_of_others(&self, file: &str) -> bool {
         self.account.is_complete() && self.other_units.contains(file)

@@ -56,7 +56,8 @@ fn may_be_input(path: &str) -> bool {
     !Path::new(path).starts_with(PACKAGING) && !is_document(path)
 }
 
-fn may_be_rule(path: &str) -> bool {
+/// Returns true if a file may be a rule, a script or a list of the build.
+pub(crate) fn may_be_rule(path: &str) -> bool {
     path == RULES || !Path::new(path).starts_with(PACKAGING) && !is_document(path) && !is_source(path)
 }
 

@@ -83,6 +83,7 @@ mod generators;
 mod includes;
 mod integration;
 mod keys;
+mod keywords;
 mod lenders;
 mod link;
 mod lto;
