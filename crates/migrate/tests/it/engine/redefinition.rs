@@ -21,6 +21,8 @@ const SETUP: &str = "CREATE TYPE mood AS ENUM ('ok', 'bad'); CREATE SEQUENCE tic
     CREATE TABLE notes (line text); \
     CREATE FUNCTION seen() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW;END'; \
     CREATE TRIGGER kept AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION seen(); \
+    CREATE TRIGGER \"odd; DROP TABLE notes CASCADE; --\" AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION seen(); \
+    ALTER TABLE orders ENABLE ALWAYS TRIGGER \"odd; DROP TABLE notes CASCADE; --\"; \
     INSERT INTO goods SELECT g, 'g' || g, g FROM generate_series(1, 200) g; \
     INSERT INTO orders (goods) SELECT 1 + g % 200 FROM generate_series(1, 500) g; \
     INSERT INTO events SELECT '2026-01-01'::date + g % 31, 'e' || g FROM generate_series(1, 100) g; \
