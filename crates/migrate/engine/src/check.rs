@@ -79,12 +79,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         rights::check_connections(&mut there, "target", (writing, clients), &mut of_target).await?;
         check_role_names(&mut there, "target", &mut of_target).await?;
         check_needed_objects(&mut link, &mut there, left_out, &mut of_target).await?;
-        if link.rights.is_superuser && there.rights.is_superuser {
-            server_settings::compare(&mut link, &mut there, &mut of_target).await?;
-        } else {
-            let why = "settings of the servers are not compared: only a superuser may read all of them";
-            of_target.push(Finding::new("setting", "all", Verdict::NotLookedAt, why));
-        }
+        server_settings::compare(&mut link, &mut there, &mut of_target).await?;
         roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
         if options.roles == Roles::Create {
             made_roles.extend(roles::missing(source, target).await?);

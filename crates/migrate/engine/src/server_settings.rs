@@ -15,24 +15,40 @@ const SETTINGS: &str = "WITH files AS MATERIALIZED (SELECT DISTINCT ON (name) na
      AND s.category ~ '^(Client Connection Defaults|Error Handling|Lock Management|Version and Platform|Write-Ahead \
      Log / S)' AND s.name NOT IN ('client_encoding', 'session_replication_role') ORDER BY 1";
 
+/// The same for a role that may not read the configuration file: of settings that its own session has, the server's value is not
+/// known.
+const READABLE_SETTINGS: &str = "SELECT s.name, CASE WHEN s.source NOT IN ('client', 'session', 'user', 'database', 'database \
+     user') THEN s.reset_val END FROM pg_settings s WHERE s.context = 'user' AND s.category ~ '^(Client Connection Defaults|Error \
+     Handling|Lock Management|Version and Platform|Write-Ahead Log / S)' AND s.name <> 'client_encoding' ORDER BY 1";
+
 /// Query for limits that clients may reach.
 const LIMITS: &str = "SELECT name, setting FROM pg_settings WHERE name IN ('max_connections', \
                       'max_prepared_transactions', 'max_locks_per_transaction', 'max_worker_processes') ORDER BY 1";
 
-/// Compares both servers; `here` and `there` are sessions of superusers on them.
+/// Compares both servers. What our role may not read is told.
 pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let mut note = |kind: &str, name: &str, note: String| {
         findings.push(Finding::new(kind, name, Verdict::NotMoved, note));
     };
-    for link in [&mut *here, &mut *there] {
-        // The names of setting categories are translated into the server's language.
-        link.query("SET lc_messages = 'C'").await?;
+    let readable = here.rights.is_superuser && there.rights.is_superuser;
+    if readable {
+        for link in [&mut *here, &mut *there] {
+            // The names of setting categories are translated into the server's language.
+            link.query("SET lc_messages = 'C'").await?;
+        }
     }
-    for (kind, question) in [("setting", SETTINGS), ("limit", LIMITS)] {
+    let settings = if readable { SETTINGS } else { READABLE_SETTINGS };
+    let mut unknown: Vec<String> = Vec::new();
+    for (kind, question) in [("setting", settings), ("limit", LIMITS)] {
         let (ours, theirs) = (here.query(question).await?, there.query(question).await?);
         for row in &ours {
             let (name, value) = (text(row, 0), text(row, 1));
-            let Some(other) = theirs.iter().find(|row| text(row, 0) == name).map(|row| text(row, 1)) else { continue };
+            let Some(other) = theirs.iter().find(|row| text(row, 0) == name) else { continue };
+            if row[1].is_none() || other[1].is_none() {
+                unknown.push(name);
+                continue;
+            }
+            let other = text(other, 1);
             match kind {
                 "setting" if value != other => {
                     let whose = if SESSION_SETTINGS.split(' ').all(|known| known != name) {
@@ -50,6 +66,14 @@ pub(crate) async fn compare(here: &mut Link, there: &mut Link, findings: &mut Ve
                 _ => {}
             }
         }
+    }
+    if !readable {
+        let why = format!(
+            "only a superuser may read the servers' values of settings that stillpoint's own sessions have ({}), and those of \
+             superusers",
+            unknown.join(", ")
+        );
+        findings.push(Finding::new("setting", "others", Verdict::NotLookedAt, why));
     }
     Ok(())
 }

@@ -90,13 +90,17 @@ fn assert_same(bench: &Bench) {
 
 async fn there_and_back(bench: &Bench, roles: Roles) {
     let options = Options { roles, ..options(bench) };
+    bench.source.sql("postgres", "ALTER SYSTEM SET gin_fuzzy_search_limit = 77");
+    bench.source.sql("postgres", "SELECT pg_reload_conf()");
     let report = check(&options).await.unwrap();
     assert_eq!(report.refusals(), Vec::<String>::new());
+    let differs = |name: &str| report.findings.iter().any(|found| found.kind == "setting" && found.name == name);
+    assert!(differs("gin_fuzzy_search_limit"), "{:?}", report.findings);
     let not_looked_at = report.findings.iter().filter(|finding| finding.verdict == Verdict::NotLookedAt);
     // A rehearsal does not make roles, so it leaves out what they own.
     let not_looked_at = not_looked_at.filter(|finding| roles == Roles::Check || finding.kind != "definitions");
     let not_looked_at: Vec<_> = not_looked_at.map(|finding| (finding.kind.as_str(), finding.name.as_str())).collect();
-    assert_eq!(not_looked_at, [("pooler", "before the proxy"), ("right", "source"), ("setting", "all")]);
+    assert_eq!(not_looked_at, [("pooler", "before the proxy"), ("right", "source"), ("setting", "others")]);
 
     start_writing(bench, &bench.source);
     let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
