@@ -11,13 +11,19 @@
 use crate::copied_pages::{CopiedPages, CopyState, gaps};
 use crate::journal::{Journal, Phase, SharedJournal};
 use crate::options::Options;
+use crate::progress::Reporter;
 use crate::snapshot::{ChangeStore, SnapshotState};
 use crate::{catalogs, definitions};
 use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
 use stillpoint_migrate_apply::inventory::TableDef;
 use stillpoint_migrate_apply::partial_tables::PartialTables;
 use stillpoint_migrate_apply::{Error, SourceSnapshot, replication_objects};
-use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, literal, number};
+use stillpoint_migrate_postgres::link::{APPLICATION, Link, Purpose, ServerError, literal, number};
+
+/// Time for a server that was lost to come back, and between two looks.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+const RESTART_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Describes a copy that begins; `None` if it cannot go on later, because everything is copied with the snapshot.
 pub(crate) async fn describe(snapshotted: &SnapshotState, source: &mut Link) -> Result<Option<CopyState>, Error> {
@@ -61,6 +67,62 @@ pub(crate) async fn is_possible(options: &Options, journal: &Journal) -> bool {
             tracing::debug!(%error, "the copy cannot go on");
             false
         }
+    }
+}
+
+/// Waits for a server that was lost while rows were copied, and takes the copy up. `None` if `error` has another reason, or the server
+/// does not come back.
+pub(crate) async fn wait_and_take_up(
+    options: &Options,
+    number: usize,
+    journal: &SharedJournal<'_>,
+    error: &Error,
+    reporter: &Reporter,
+) -> Option<(SnapshotState, CopiedPages)> {
+    let record = journal.record();
+    if record.copy.is_none() || !options.others.is_empty() || !record.others.is_empty() {
+        return None;
+    }
+    let servers = [&options.source, &options.target];
+    let is_there = async || {
+        for server in servers {
+            if Link::connect(server, Purpose::Statements, &[]).await.is_err() {
+                return false;
+            }
+        }
+        true
+    };
+    if !is_of_lost_server(error) && is_there().await {
+        return None;
+    }
+    reporter.warn(format!("{error}; the copy goes on when the server is there again"));
+    let begun = Instant::now();
+    loop {
+        if is_there().await && replication_objects::has_slot_log(&options.source, &record.slot()).await {
+            match take_up(options, number, journal).await {
+                Ok(taken_up) => return Some(taken_up),
+                Err(why) if is_of_lost_server(&why) => {}
+                Err(why) => {
+                    reporter.warn(format!("the copy cannot go on: {why}"));
+                    return None;
+                }
+            }
+        }
+        if begun.elapsed() > RESTART_TIMEOUT {
+            return None;
+        }
+        tokio::time::sleep(RESTART_INTERVAL).await;
+    }
+}
+
+/// Returns true if a server was shut down or could not be reached.
+fn is_of_lost_server(error: &Error) -> bool {
+    let Error::Server(error) = error else { return false };
+    match error {
+        ServerError::Lost { .. } | ServerError::Connect { .. } | ServerError::TimedOut { .. } => true,
+        // It is being shut down, or started.
+        ServerError::Sql { code, .. } => code.starts_with("57P0"),
+        _ => false,
     }
 }
 

@@ -91,6 +91,9 @@ pub(crate) fn phases<'m, 'j>() -> [Phase<Migration<'m, 'j>>; 8] {
     ]
 }
 
+/// Times that a copy goes on in a row after a server was restarted.
+const COPY_ATTEMPTS_MAX: u32 = 10;
+
 /// Times that definitions are repeated in a row while others follow directly after them.
 const REDEFINITIONS_MAX: usize = 20;
 
@@ -266,13 +269,23 @@ impl<'m, 'j> Migration<'m, 'j> {
     }
 
     async fn copy(&mut self) -> Result<(), Error> {
-        let snapshotted = take_state(&mut self.snapshotted)?;
-        let (options, reporter) = (&self.options, &self.reporter);
-        let (number, copied) = (self.number, self.copied.take());
-        let created = create(options, number, self.journal, snapshotted, copied, self.clients.as_mut(), reporter);
-        let created = Box::pin(created).await?;
-        self.created = Some(created);
-        Ok(())
+        let (mut snapshotted, mut copied) = (take_state(&mut self.snapshotted)?, self.copied.take());
+        for attempt in 1.. {
+            let (options, reporter, number) = (&self.options, &self.reporter, self.number);
+            let created = create(options, number, self.journal, snapshotted, copied, self.clients.as_mut(), reporter);
+            let error = match Box::pin(created).await {
+                Ok(created) => {
+                    self.created = Some(created);
+                    return Ok(());
+                }
+                Err(error) if attempt < COPY_ATTEMPTS_MAX => error,
+                Err(error) => return Err(error),
+            };
+            let taken_up = copy_resume::wait_and_take_up(options, number, self.journal, &error, reporter);
+            let Some((state, pages)) = Box::pin(taken_up).await else { return Err(error) };
+            (snapshotted, copied) = (state, Some(pages));
+        }
+        Err(out_of_order())
     }
 
     async fn catch_up(&mut self) -> Result<(), Error> {

@@ -152,3 +152,35 @@ async fn a_copy_begins_again_if_a_definition_changed() {
     let told = go_on(&bench, &Options { share: 0.0, ..options }).await;
     assert!(told.iter().any(|text| text.contains("starts again")), "{told:?}");
 }
+
+/// A target that is restarted in the middle, as for an update of its machine: the command waits, and goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_goes_on_when_its_target_is_restarted() {
+    if !available() {
+        return;
+    }
+    let bench = start();
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    let (observer, events) = observer();
+    let pid = rustix::process::Pid::from_raw(bench.target.pid() as i32).unwrap();
+    let restarting = async {
+        while pieces(&bench) < 2 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        // The postmaster ends all sessions and starts anew by itself, as after the crash of one of them.
+        let session = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'";
+        let writer: i32 = bench.target.sql("postgres", session).parse().unwrap();
+        assert_ne!(writer, pid.as_raw_nonzero().get());
+        rustix::process::kill_process(rustix::process::Pid::from_raw(writer).unwrap(), rustix::process::Signal::KILL)
+            .unwrap();
+    };
+    let (outcome, ()) = tokio::join!(run(&options, observer), restarting);
+    let outcome = outcome.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    assert_same(&bench);
+    let told = events.lock().unwrap().iter().any(|event| match &event.kind {
+        EventKind::Warning { text } => text.contains("the copy goes on when"),
+        _ => false,
+    });
+    assert!(told);
+}
