@@ -29,6 +29,8 @@ enum Place {
 #[derive(Debug, Default)]
 struct State {
     members: usize,
+    /// Members that the check accepts, or that were accepted before, by their place in the list.
+    checked: Vec<bool>,
     /// Members whose target follows, by their place in the list.
     following: Vec<bool>,
     /// Members that wait before the pause, and in it.
@@ -83,9 +85,38 @@ impl Drop for Waiting<'_> {
 impl Member {
     /// Members of one move.
     pub(crate) fn all(members: usize) -> Vec<Member> {
-        let state = State { members, following: vec![false; members], ..State::default() };
+        let state =
+            State { members, checked: vec![false; members], following: vec![false; members], ..State::default() };
         let all = Arc::new(Together { state: Mutex::new(state), changed: Notify::new() });
         (0..members).map(|number| Member { all: Arc::clone(&all), number }).collect()
+    }
+
+    /// Tells that the check accepts this member, or has accepted it before.
+    pub(crate) fn mark_checked(&self) {
+        self.all.lock().checked[self.number] = true;
+        self.all.changed.notify_waiters();
+    }
+
+    /// Waits until the check has accepted all, so that nothing is begun if one is refused.
+    ///
+    /// # Errors
+    ///
+    /// Another member has ended.
+    pub(crate) async fn meet_checked(&self) -> Result<(), Error> {
+        self.mark_checked();
+        loop {
+            let changed = self.all.changed.notified();
+            {
+                let state = self.all.lock();
+                if state.checked.iter().all(|checked| *checked) {
+                    return Ok(());
+                }
+                if let Some(why) = &state.ended {
+                    return Err(Error::WrongPhase(why.clone()));
+                }
+            }
+            changed.await;
+        }
     }
 
     /// Tells if this member's target follows; returns true if those of all do.
@@ -174,7 +205,7 @@ impl Member {
     pub(crate) fn leave(&self) {
         let mut state = self.all.lock();
         state.members -= 1;
-        state.following[self.number] = true;
+        (state.checked[self.number], state.following[self.number]) = (true, true);
         drop(state);
         self.all.changed.notify_waiters();
     }

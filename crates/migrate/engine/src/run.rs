@@ -9,6 +9,7 @@ use crate::options::{Failure, Options, State};
 use crate::owner::{CommandLock, Witness};
 use crate::progress::{Observer, Reporter};
 use crate::proxy_client::{ProxyClient, is_served};
+use crate::rendezvous::Member;
 use crate::retry::{name_long_rows, retry_with_any_proxy};
 use crate::settle::resume_settle;
 use crate::state_files;
@@ -56,7 +57,10 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
             return Err(State::OnTarget.refuse("a rollback is under way: run `fallback` to continue it"));
         }
         Some(_) => match Box::pin(undo::recover(options, reporter)).await? {
-            undo::Recovery::Following(taken_up) => *taken_up,
+            undo::Recovery::Following(taken_up) => {
+                options.together.iter().for_each(Member::mark_checked);
+                *taken_up
+            }
             undo::Recovery::Switched => return Ok(Some(Outcome::AlreadyThere)),
             undo::Recovery::Nothing => Box::pin(begin(options, reporter)).await.map_err(Failure::untouched)?,
         },
@@ -141,6 +145,9 @@ async fn begin(options: &Options, reporter: &Reporter) -> Result<(Journal, Comma
     let lock = owner::acquire_lock(&options.source, Some(&migration)).await?;
     let report = reporter.phase("check", crate::check(options)).await?;
     report.accepted()?;
+    if let Some(together) = &options.together {
+        together.meet_checked().await?;
+    }
     let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
     let Some(served_from) = proxy.serving().await? else {
         return Err(Error::Proxy(format!("it has no tenant {}", options.tenant)));
