@@ -76,14 +76,14 @@ const MOVED: &[Kind] = &[
     kind(
         "view",
         "pg_rewrite",
-        "CREATE VIEW seen AS SELECT g.id FROM goods g",
+        "CREATE VIEW seen AS SELECT g.id FROM goods g JOIN orders o ON o.id = g.id",
         "ALTER VIEW seen SET (security_barrier = on); ALTER VIEW seen OWNER TO guest",
     ),
     kind(
         "materialized view",
         "pg_class",
         "CREATE MATERIALIZED VIEW summed AS SELECT count(*) AS n FROM goods g; CREATE UNIQUE INDEX ON summed (n)",
-        "CREATE MATERIALIZED VIEW summed_2 AS SELECT sum(s.n) AS n FROM summed s",
+        "CREATE MATERIALIZED VIEW summed_2 AS SELECT sum(s.n) AS n, max(g.id) AS id FROM summed s, goods g",
     ),
     kind(
         "index",
@@ -372,7 +372,16 @@ fn page() -> String {
 fn bench_of(target: Option<u32>) -> Bench {
     let settings = ["max_prepared_transactions=5", "allow_in_place_tablespaces=on"];
     let bench = match target {
-        Some(major) => Bench::to_newer(major, &settings),
+        Some(major) => {
+            let mut bench = Bench::to_newer(major, &settings);
+            for setting in settings {
+                let (name, value) = setting.split_once('=').unwrap();
+                bench.source.sql("postgres", &format!("ALTER SYSTEM SET {name} = {value}"));
+            }
+            bench.source.stop();
+            bench.source.restart(None);
+            bench
+        }
         None => Bench::start_with(&settings),
     };
     for cluster in [&bench.source, &bench.target] {
@@ -449,7 +458,10 @@ async fn each_kind_of_object_is_moved_or_refused_by_name() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "full tier: the same list to a newer server"]
 async fn each_kind_of_object_is_moved_to_a_newer_server() {
-    if newer_available() {
+    // Definitions in mid-run need the programs of the newer version.
+    let has_programs = (NEWER_MAJOR..NEWER_MAJOR + 9)
+        .any(|major| Path::new(&format!("/usr/lib/postgresql/{major}/bin/pg_dump")).exists());
+    if newer_available() && has_programs {
         each_kind_is_refused_or_moved(Some(NEWER_MAJOR)).await;
     }
 }
