@@ -99,7 +99,10 @@ fn read_passwords(path: &Path) -> Result<ClientPasswords, Failure> {
         return Err(Failure::refused(error).hint(format!("chmod 0600 {path}")));
     }
     let mut text = Zeroizing::new(String::new());
-    file.take(LENGTH_MAX).read_to_string(&mut text).map_err(Failure::refused)?;
+    file.take(LENGTH_MAX + 1).read_to_string(&mut text).map_err(Failure::refused)?;
+    if text.len() as u64 > LENGTH_MAX {
+        return Err(Failure::refused(anyhow::anyhow!("{path} is longer than {LENGTH_MAX} bytes")));
+    }
     ClientPasswords::parse(&text).map_err(|why| Failure::refused(anyhow::anyhow!("{path}: {why}")))
 }
 

@@ -55,7 +55,10 @@ async fn run(command: &str) -> Result<Zeroizing<Vec<u8>>, String> {
     let mut child = shell.spawn().map_err(|error| error.to_string())?;
     let mut printed = Zeroizing::new(Vec::new());
     if let Some(out) = child.stdout.take() {
-        out.take(PASSWORD_MAX).read_to_end(&mut printed).await.map_err(|error| error.to_string())?;
+        out.take(PASSWORD_MAX + 1).read_to_end(&mut printed).await.map_err(|error| error.to_string())?;
+    }
+    if printed.len() as u64 > PASSWORD_MAX {
+        return Err(format!("it printed more than {PASSWORD_MAX} bytes"));
     }
     let status = child.wait().await.map_err(|error| error.to_string())?;
     if !status.success() {
