@@ -37,11 +37,6 @@ impl ClientPasswords {
         Ok(ClientPasswords(passwords))
     }
 
-    /// Returns true if there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Adds them to those that a server has stored, and takes their place.
     pub(crate) fn add_to(&self, stored: &mut BTreeMap<String, String>) {
         stored.extend(self.0.iter().map(|(role, password)| (role.clone(), password.as_str().to_owned())));

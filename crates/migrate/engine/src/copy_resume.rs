@@ -12,7 +12,7 @@ use crate::copied_pages::{CopiedPages, CopyState, gaps};
 use crate::journal::{Journal, Phase, SharedJournal};
 use crate::options::Options;
 use crate::progress::Reporter;
-use crate::snapshot::{ChangeStore, SnapshotState};
+use crate::snapshot::{ChangeStore, LOCK_SETTINGS, SnapshotState, lock_definitions};
 use crate::{catalogs, definitions};
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -80,9 +80,8 @@ pub(crate) async fn wait_and_take_up(
     reporter: &Reporter,
 ) -> Option<(SnapshotState, CopiedPages)> {
     let record = journal.record();
-    if record.copy.is_none() || !options.others.is_empty() || !record.others.is_empty() {
-        return None;
-    }
+    // A copy with several targets is not recorded.
+    record.copy.as_ref()?;
     let servers = [&options.source, &options.target];
     let is_there = async || {
         for server in servers {
@@ -140,12 +139,10 @@ pub(crate) async fn take_up(
     let state = record.copy.ok_or_else(|| Error::WrongPhase("no copy was begun".into()))?;
     let seen = SourceSnapshot::parse(&state.seen)?;
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let mut locks = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
+    let mut locks = Link::connect(&options.source, Purpose::Statements, &LOCK_SETTINGS).await?;
     let inventory = options.selection.inventory(&mut holder).await?;
-    locks.query("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY").await?;
-    for table in &inventory.tables {
-        locks.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
-    }
+    let left_out = options.selection.left_out(&mut holder).await?;
+    lock_definitions(&mut locks, &inventory).await?;
     let definitions = journal.lock().definitions_of(number_of_target)?;
     catalogs::fail_if_changed(catalogs::changes(&definitions, &catalogs::read(&mut locks, &options.selection).await?))?;
     let files = files(&mut locks).await?;
@@ -175,25 +172,15 @@ pub(crate) async fn take_up(
     }
     sql += &PartialTables::record_copying(partial.iter().map(|table| table.oid));
     target.query(&format!("{sql}COMMIT")).await?;
-    let (without, left): (Vec<TableDef>, Vec<TableDef>) =
-        inventory.tables.iter().cloned().partition(|table| is_plain(table));
-    tracing::debug!(
-        tables = without.len(),
-        again = again.len(),
-        partial = partial.len(),
-        whole = left.len() - partial.len(),
-        "the copy goes on"
-    );
+    tracing::debug!(again = again.len(), partial = partial.len(), "the copy goes on");
+    let without = inventory.tables.iter().filter(|table| is_plain(table)).cloned().collect();
     let state = SnapshotState {
         store: ChangeStore::Kept,
         snapshot: String::new(),
         holder,
         since: Some((seen, without)),
         locks,
-        left_out: options
-            .selection
-            .left_out(&mut Link::connect(&options.source, Purpose::Statements, &[]).await?)
-            .await?,
+        left_out,
         inventory,
         definitions,
     };

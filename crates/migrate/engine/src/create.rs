@@ -80,7 +80,7 @@ pub(crate) async fn create(
     if matches!(snapshotted.store, ChangeStore::Slot(_)) {
         redefine::keep_first_shapes(&mut snapshotted.holder, &snapshotted.left_out, &mut target).await?;
     }
-    if options.others.is_empty() && journal.record().others.is_empty() {
+    if journal.record().others.is_empty() {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         if let Some(copy) = copy_resume::describe(&snapshotted, &mut source).await? {
             journal.lock().record_copy(number, &snapshotted.definitions, copy)?;

@@ -48,15 +48,11 @@ async fn together(
     let interrupt_others = |number: usize| {
         all.iter().enumerate().filter(|(at, _)| *at != number).for_each(|(_, other)| other.interrupt.notify_one());
     };
-    let work = |(number, options): (usize, &Options)| {
-        let (database, observer) = (options.source.database.clone(), Arc::clone(&observer));
-        let of_database: Observer =
-            Arc::new(move |event: Event| observer(Event { database: Some(database.clone()), ..event }));
-        (number, of_database)
-    };
     let mut running: Vec<_> = Vec::new();
-    for (options, (number, observer)) in all.iter().zip(all.iter().enumerate().map(work)) {
-        let member = members[number].clone();
+    for (number, (options, member)) in all.iter().zip(&members).enumerate() {
+        let (database, observer) = (options.source.database.clone(), Arc::clone(&observer));
+        let observer: Observer =
+            Arc::new(move |event: Event| observer(Event { database: Some(database.clone()), ..event }));
         let (command, interrupt_others) = (&command, &interrupt_others);
         let work: Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + '_>> = Box::pin(async move {
             let mut ended = command(options, observer).await;
@@ -87,7 +83,7 @@ async fn together(
         for one in &mut running {
             if let Running::Work(work) = one {
                 match work.as_mut().poll(context) {
-                    Poll::Ready(ended) => *one = Running::Ended(Some(ended)),
+                    Poll::Ready(ended) => *one = Running::Ended(ended),
                     Poll::Pending => is_pending = true,
                 }
             }
@@ -96,7 +92,7 @@ async fn together(
     })
     .await;
     let ended = |one: Running<'_>| match one {
-        Running::Ended(ended) => ended,
+        Running::Ended(ended) => Some(ended),
         Running::Work(_) => None,
     };
     running.into_iter().filter_map(ended).collect()
@@ -105,5 +101,5 @@ async fn together(
 /// A command at work, or its result.
 enum Running<'w> {
     Work(Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + 'w>>),
-    Ended(Option<Result<Outcome, Failure>>),
+    Ended(Result<Outcome, Failure>),
 }

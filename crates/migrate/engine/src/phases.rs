@@ -270,22 +270,22 @@ impl<'m, 'j> Migration<'m, 'j> {
 
     async fn copy(&mut self) -> Result<(), Error> {
         let (mut snapshotted, mut copied) = (take_state(&mut self.snapshotted)?, self.copied.take());
-        for attempt in 1.. {
+        let mut attempt = 1;
+        loop {
             let (options, reporter, number) = (&self.options, &self.reporter, self.number);
             let created = create(options, number, self.journal, snapshotted, copied, self.clients.as_mut(), reporter);
             let error = match Box::pin(created).await {
-                Ok(created) => {
-                    self.created = Some(created);
+                Err(error) if attempt < COPY_ATTEMPTS_MAX => error,
+                created => {
+                    self.created = Some(created?);
                     return Ok(());
                 }
-                Err(error) if attempt < COPY_ATTEMPTS_MAX => error,
-                Err(error) => return Err(error),
             };
             let taken_up = copy_resume::wait_and_take_up(options, number, self.journal, &error, reporter);
-            let Some((state, pages)) = Box::pin(taken_up).await else { return Err(error) };
+            let (state, pages) = Box::pin(taken_up).await.ok_or(error)?;
             (snapshotted, copied) = (state, Some(pages));
+            attempt += 1;
         }
-        Err(out_of_order())
     }
 
     async fn catch_up(&mut self) -> Result<(), Error> {
@@ -335,24 +335,22 @@ impl<'m, 'j> Migration<'m, 'j> {
         let mut large_objects = self.following.take().map(|following| following.large_objects);
         let horizon = self.journal.record().horizon_of(self.number);
         let reporter = self.reporter.clone();
-        for _ in 1..REDEFINITIONS_MAX {
+        let mut attempt = 1;
+        loop {
             // Its state is large, and is part of the state of each caller.
             let made = Box::pin(redefinition.make(horizon, horizon == 0, large_objects.take()));
             match reporter.phase("definitions", made).await {
                 // The target followed on, and met a definition that is later still.
-                Err(error) if redefine::may_be_cause(&error) => match self.look_for_definitions().await? {
-                    Some(found) => redefinition = found,
-                    None => return Err(error),
-                },
+                Err(error) if attempt < REDEFINITIONS_MAX && redefine::may_be_cause(&error) => {
+                    redefinition = self.look_for_definitions().await?.ok_or(error)?;
+                }
                 made => {
                     self.following = Some(made?);
                     return Ok(());
                 }
             }
+            attempt += 1;
         }
-        let made = Box::pin(redefinition.make(horizon, horizon == 0, None));
-        self.following = Some(reporter.phase("definitions", made).await?);
-        Ok(())
     }
 
     async fn create_foreign_keys(&mut self) -> Result<(), Error> {

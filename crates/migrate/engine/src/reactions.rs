@@ -124,7 +124,7 @@ async fn run_each(statements: &[String], at: &mut Link) -> Result<(), ServerErro
     Ok(())
 }
 
-/// Statements that drop and make the foreign keys of one side, with all comments on constraints, which a dump does not tell apart.
+/// Statements that drop and make the foreign keys of one side.
 async fn foreign_keys(link: &mut Link, selected: &str) -> Result<Vec<Vec<Option<String>>>, ServerError> {
     let rows = format!(
         "SELECT '', format('ALTER TABLE ONLY %I.%I %s NOT VALID; ', n.nspname, c.relname, {KEY_SQL}) {KEYS_OF_ROWS} \

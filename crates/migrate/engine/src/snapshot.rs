@@ -55,6 +55,18 @@ pub(crate) async fn prepare_source(options: &Options, journal: &SharedJournal<'_
     Ok(())
 }
 
+/// Options of the session that [`lock_definitions`] uses.
+pub(crate) const LOCK_SETTINGS: [(&str, &str); 1] = [("lock_timeout", "2000")];
+
+/// Locks every table against changed definitions, until the session's transaction ends. The session has no snapshot.
+pub(crate) async fn lock_definitions(locks: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+    locks.query("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY").await?;
+    for table in &inventory.tables {
+        locks.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
+    }
+    Ok(())
+}
+
 /// Takes the snapshot for one target.
 pub(crate) async fn snapshot(
     options: &Options,
@@ -62,7 +74,7 @@ pub(crate) async fn snapshot(
     journal: &SharedJournal<'_>,
 ) -> Result<SnapshotState, Error> {
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let mut locks = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
+    let mut locks = Link::connect(&options.source, Purpose::Statements, &LOCK_SETTINGS).await?;
     const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
     let record = journal.record();
     let (capture, name) = (record.capture, record.slot_of(number));
@@ -85,10 +97,7 @@ pub(crate) async fn snapshot(
     };
     let mut inventory = options.selection.inventory(&mut holder).await?;
     let left_out = options.selection.left_out(&mut holder).await?;
-    locks.query("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY").await?;
-    for table in &inventory.tables {
-        locks.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
-    }
+    lock_definitions(&mut locks, &inventory).await?;
     let selection = &options.selection;
     let definitions = catalogs::read(&mut holder, selection).await?;
     catalogs::fail_if_changed(catalogs::changes(&definitions, &catalogs::read(&mut locks, selection).await?))?;

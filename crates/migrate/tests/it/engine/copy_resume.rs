@@ -167,7 +167,7 @@ async fn a_copy_goes_on_when_its_target_is_restarted() {
         while pieces(&bench) < 2 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
-        // The postmaster ends all sessions and starts anew by itself, as after the crash of one of them.
+        // The postmaster ends all sessions and starts again by itself, as after the crash of one of them.
         let session = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'";
         let writer: i32 = bench.target.sql("postgres", session).parse().unwrap();
         assert_ne!(writer, pid.as_raw_nonzero().get());
