@@ -63,6 +63,7 @@ mod error;
 pub mod facts;
 mod image;
 mod parse;
+mod read_statement;
 mod rewrite;
 mod split;
 
@@ -70,5 +71,6 @@ pub use catalogue::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 pub use determinism::{check_repeatable, only_reads};
 pub use error::Refusal;
 pub use image::Image;
+pub use read_statement::{ReadStatement, read_statement, without_literals};
 pub use rewrite::{Action, Control, Effect, Hash, RewrittenStatement, rewrite};
 pub use split::split;
