@@ -4,6 +4,7 @@ mod attach;
 mod check;
 mod fallback;
 mod guardian;
+mod mirror;
 mod proxy;
 mod run;
 mod servers;
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     Check(check::Args),
     /// Move a database to another server.
     Run(Box<run::Args>),
+    /// Run a share of clients' reads on a target that follows too, and compare answers and durations.
+    Mirror(mirror::Args),
     /// Order a command that holds to move clients, now or under conditions.
     Switch(switch::Args),
     /// Show the progress and state of a migration.
@@ -48,6 +51,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Detach(args) => attach::run_detach(&args, output),
         Command::Check(args) => check::run(&args, output),
         Command::Run(args) => run::run(&args, output),
+        Command::Mirror(args) => mirror::run(&args, output),
         Command::Switch(args) => switch::run(&args, output),
         Command::Status(args) => status::run(&args, output),
         Command::Abort(args) => fallback::abort(&args, output),

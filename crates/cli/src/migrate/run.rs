@@ -89,7 +89,7 @@ impl MoveArgs {
 }
 
 /// Reads the file of `--client-passwords`.
-fn read_passwords(path: &Path) -> Result<ClientPasswords, Failure> {
+pub(super) fn read_passwords(path: &Path) -> Result<ClientPasswords, Failure> {
     const LENGTH_MAX: u64 = 16 << 20;
     let file = stillpoint_host::file::open_named(path).map_err(Failure::refused)?;
     let mode = file.metadata().map_err(Failure::refused)?.mode();

@@ -85,6 +85,14 @@ fn show(args: &Args, output: &Output) -> Result<(), Failure> {
             holding.why_not
         ));
     }
+    if let Some(mirror) = &status.mirror {
+        let differ = mirror.different + mirror.failed;
+        output.line(format_args!(
+            "reads are run on the target too: {} of {} statements compared, {differ} with other answers",
+            mirror.compared(),
+            mirror.seen
+        ));
+    }
     if let Some(who) = &status.at_work {
         output.line(format_args!("a command is working on it: {who}"));
     }

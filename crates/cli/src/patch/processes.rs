@@ -234,7 +234,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "ms" => value / 1000.0,
         "" | "s" => value,
         "m" | "min" => value * 60.0,
-        unit => return Err(format!("unknown unit `{unit}`; use ms, s or m")),
+        "h" => value * 3600.0,
+        unit => return Err(format!("unknown unit `{unit}`; use ms, s, m or h")),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("`{text}` is not a time"))
 }
@@ -355,6 +356,7 @@ mod tests {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("2"), Ok(Duration::from_secs(2)));
         assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
-        assert!(duration("10h").is_err() && duration("").is_err() && duration("-1s").is_err());
+        assert_eq!(duration("1.5h").unwrap(), Duration::from_secs(5400));
+        assert!(duration("10d").is_err() && duration("").is_err() && duration("-1s").is_err());
     }
 }

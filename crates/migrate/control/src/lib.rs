@@ -26,6 +26,7 @@
 mod client;
 mod config;
 mod message;
+mod mirror;
 mod progress;
 pub mod rows;
 mod session_settings;
@@ -36,5 +37,6 @@ pub use config::{ANY, Config, ConfigError, Endpoint, Limits, PageConfig, SESSION
 pub use message::{
     Activity, CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
 };
+pub use mirror::{DifferenceKind, MirrorDifference, MirrorReport};
 pub use progress::{CompareReport, CopyReport, FollowReport, PhaseReport, Phases, Progress, ShortText, SwitchReport};
 pub use session_settings::SESSION_SETTINGS;

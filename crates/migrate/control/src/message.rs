@@ -3,6 +3,7 @@
 //! The connection that asked for a pause holds it: when it ends, or the limit is reached, the sessions go on at the
 //! source.
 
+use crate::mirror::MirrorReport;
 use crate::progress::Progress;
 use crate::rows;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,21 @@ pub enum Request {
         /// Text of the caller's configuration file.
         config: String,
     },
+    /// Run a share of the tenant's reads again on its server and on a target, as their clients may, and compare the
+    /// answers. After [`Reply::Mirrored`] this connection gets one each second; the mirror ends with the connection.
+    Mirror {
+        /// Name of the tenant.
+        tenant: String,
+        /// Server that the answers are compared with.
+        target: TargetSpec,
+        /// Stored passwords of roles on the tenant's server and on the target.
+        #[serde(default)]
+        verifiers: [BTreeMap<String, String>; 2],
+        /// Share of the reads, in millionths.
+        share_ppm: u32,
+        /// Number of statements that are run at the same time; each takes a connection to both servers.
+        workers: u32,
+    },
     /// Report the progress of a tenant's capture.
     Captured {
         /// Name of the tenant.
@@ -104,6 +120,9 @@ impl fmt::Debug for Request {
             Request::Capture { tenant, limit_ms, statements } => {
                 let what = if *statements { " with statements" } else { "" };
                 write!(f, "Capture({tenant}{what}, {limit_ms} ms)")
+            }
+            Request::Mirror { tenant, target, share_ppm, workers, .. } => {
+                write!(f, "Mirror({tenant} to {target:?}, {share_ppm} ppm, {workers} workers)")
             }
             Request::StandBy { .. } => f.write_str("StandBy"),
             Request::Captured { tenant } => write!(f, "Captured({tenant})"),
@@ -197,6 +216,13 @@ pub enum Reply {
         /// Reason for the end.
         why: String,
     },
+    /// Reply to [`Request::Mirror`].
+    Mirrored(Box<MirrorReport>),
+    /// Nothing more is mirrored.
+    MirrorOver {
+        /// Reason for the end.
+        why: String,
+    },
     /// Reply to [`Request::StandBy`].
     StandingBy {
         /// Text of the active configuration file.
@@ -272,6 +298,9 @@ pub struct TenantStatus {
     /// before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<(u64, u64)>,
+    /// Reads that are mirrored to a target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Box<MirrorReport>>,
 }
 
 /// Phase of a tenant.

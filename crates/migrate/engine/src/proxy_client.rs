@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_migrate_apply::Error;
-use stillpoint_migrate_control::{Client, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus};
+use stillpoint_migrate_control::{
+    Client, MirrorReport, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus,
+};
 use stillpoint_migrate_postgres::link::{Link, Server, literal, text};
 
 /// Interval between requests while sessions hold objects that cannot be moved; they may release them.
@@ -22,6 +24,15 @@ pub(crate) struct ProxyClient {
     client: Client,
     path: PathBuf,
     tenant: String,
+}
+
+/// Share of the reads that are mirrored, and the number of statements that run at the same time.
+#[derive(Debug, Clone, Copy)]
+pub struct MirrorShare {
+    /// Share in millionths.
+    pub ppm: u32,
+    /// Number of statements at the same time; each takes a connection to both servers.
+    pub workers: u32,
 }
 
 /// Work that the proxy has done for clients.
@@ -62,7 +73,8 @@ impl ProxyClient {
         }
     }
 
-    async fn tenant_status(&mut self) -> Result<Option<TenantStatus>, Error> {
+    /// State of the tenant; `None` if the proxy does not know it.
+    pub(crate) async fn tenant_status(&mut self) -> Result<Option<TenantStatus>, Error> {
         let find = |status: Status, name: &str| status.tenants.into_iter().find(|tenant| tenant.name == name);
         if let Some(tenant) = find(self.status().await?, &self.tenant) {
             return Ok(Some(tenant));
@@ -98,10 +110,44 @@ impl ProxyClient {
         self.serving().await
     }
 
-    /// Process ids of the tenant's server processes, which its clients use.
+    /// Process ids of the tenant's server processes, which its clients and a mirror use.
     pub(crate) async fn backends(&mut self) -> Result<Vec<u32>, Error> {
-        let sessions = self.status().await?.sessions;
-        Ok(sessions.into_iter().filter(|session| session.tenant == self.tenant).filter_map(|s| s.backend).collect())
+        let Status { sessions, tenants, .. } = self.status().await?;
+        let of_clients = sessions.into_iter().filter(|session| session.tenant == self.tenant).filter_map(|s| s.backend);
+        let tenant = tenants.into_iter().find(|tenant| tenant.name == self.tenant);
+        let of_mirror = tenant.and_then(|tenant| tenant.mirror).map(|mirror| mirror.source_processes);
+        Ok(of_clients.chain(of_mirror.into_iter().flatten()).collect())
+    }
+
+    /// Begins to mirror the tenant's reads. `passwords` are those of roles on the source and on the target.
+    pub(crate) async fn mirror(
+        &mut self,
+        target: &Server,
+        passwords: [BTreeMap<String, String>; 2],
+        share: MirrorShare,
+    ) -> Result<MirrorReport, Error> {
+        let request = Request::Mirror {
+            tenant: self.tenant.clone(),
+            target: TargetSpec::Server(target.address.clone()),
+            verifiers: passwords,
+            share_ppm: share.ppm,
+            workers: share.workers,
+        };
+        match self.ask(request).await? {
+            Reply::Mirrored(report) => Ok(*report),
+            reply => Err(unexpected_reply(&reply)),
+        }
+    }
+
+    /// Waits for the next report of the mirror; the inner error is the reason for its end.
+    pub(crate) async fn next_mirror_report(&mut self) -> Result<Result<MirrorReport, String>, Error> {
+        match tokio::time::timeout(REPLY_TIMEOUT, self.client.next()).await {
+            Ok(Ok(Reply::Mirrored(report))) => Ok(Ok(*report)),
+            Ok(Ok(Reply::MirrorOver { why })) => Ok(Err(why)),
+            Ok(Ok(reply)) => Err(unexpected_reply(&reply)),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(Error::Proxy("no report of the mirror".into())),
+        }
     }
 
     /// Refuses `server` unless `backends`, which the proxy has just reported, are processes of it: clients' writes on another

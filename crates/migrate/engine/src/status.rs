@@ -12,6 +12,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use stillpoint_migrate_apply::Error;
+use stillpoint_migrate_control::{MirrorReport, TenantStatus};
 use stillpoint_migrate_postgres::link::{Server, literal, number, text};
 
 /// Names of the databases of a server that accept connections, without `postgres` and templates.
@@ -38,6 +39,9 @@ pub struct Status {
     /// The command that holds it, if one does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holding: Option<Holding>,
+    /// Reads of clients that are compared with the target, while a command does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Box<MirrorReport>>,
     /// Log that the source keeps for other targets, in bytes, by server.
     pub kept_for_others: BTreeMap<String, u64>,
     /// Log that the slot in use keeps on its server, in bytes.
@@ -90,9 +94,13 @@ impl Status {
 pub async fn status(options: &Options) -> Result<Status, Error> {
     let options = &options.recorded()?;
     let record = state_files::peek(&options.state, &options.source.database)?;
-    let serving = match ProxyClient::connect(&options.proxy, &options.tenant).await {
-        Ok(mut proxy) => proxy.serving().await.ok().flatten(),
+    let tenant = match ProxyClient::connect(&options.proxy, &options.tenant).await {
+        Ok(mut proxy) => proxy.tenant_status().await.ok().flatten(),
         Err(_) => None,
+    };
+    let (serving, mirror) = match tenant {
+        Some(TenantStatus { server, mirror, .. }) => (Some((server.host, server.port)), mirror),
+        None => (None, None),
     };
     let side = |place: (String, u16)| match &record {
         Some(record) => side_of(options, record, &place),
@@ -101,7 +109,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         None => None,
     };
     let serving = serving.and_then(side).map(|side| if side == Side::Source { "source" } else { "target" });
-    let mut status = Status { record, serving, holding: hold::holding(options), ..Status::default() };
+    let mut status = Status { record, serving, mirror, holding: hold::holding(options), ..Status::default() };
     if let Some(record) = &status.record {
         let others = record.others.iter().map(|other| (other.number, &other.server));
         for (number, server) in std::iter::once((record.number, &record.target)).chain(others) {

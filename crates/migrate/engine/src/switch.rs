@@ -25,6 +25,7 @@ use crate::proxy_client::{ProxyClient, retry_until_takeover};
 use crate::reactions::Reactions;
 use crate::selection::Selection;
 use crate::{Roles, Settings, copied_settings, fence, moved_slots, roles};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use stillpoint_events::migrate;
 use stillpoint_migrate_apply::inventory::Inventory;
@@ -199,14 +200,20 @@ pub(crate) async fn prepare(
         fence::lift_read_only(&direction.to).await?;
     }
     let mut proxy = ProxyClient::connect(&options.proxy, &options.tenant).await?;
-    let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
-    // Without the right to read them there are those of the options.
-    let stored = if to.rights.is_superuser { to.query(stored).await? } else { Vec::new() };
-    let mut verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
-    options.client_passwords.add_to(&mut verifiers);
+    let verifiers = stored_passwords(&mut to, options).await?;
     let sessions = proxy.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
     let grants = fence::grants(&mut fence::connect_beside(&direction.from).await?, &direction.from.database).await?;
     Ok(Prepared { following, proxy, grants, sessions, witness })
+}
+
+/// Passwords of clients' roles as a server stores them, and those of the options.
+pub(crate) async fn stored_passwords(link: &mut Link, options: &Options) -> Result<BTreeMap<String, String>, Error> {
+    let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
+    // Without the right to read them there are those of the options.
+    let stored = if link.rights.is_superuser { link.query(stored).await? } else { Vec::new() };
+    let mut verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
+    options.client_passwords.add_to(&mut verifiers);
+    Ok(verifiers)
 }
 
 /// Creates or updates the source's present roles on the target.

@@ -1,6 +1,7 @@
 //! Commands to sessions, and their reports.
 
 use crate::capture::Capture;
+use crate::mirror::Mirror;
 use crate::target::Target;
 use std::sync::Arc;
 use tokio::sync::mpsc::UnboundedSender;
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     Abandon,
     /// Capture writes from the next boundary on.
     Capture(Arc<Capture>, Option<Reporter>),
+    /// Copy reads for a mirror; `None` ends that.
+    Mirror(Option<Arc<Mirror>>),
     /// Begin no new transaction; report once none is open.
     Pause(Reporter),
     /// Go on at the present server.

@@ -68,6 +68,7 @@ mod listen;
 mod logins;
 mod metrics;
 mod migration_view;
+mod mirror;
 mod mock_secret;
 mod mutex;
 mod page;

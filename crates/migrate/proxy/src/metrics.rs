@@ -5,7 +5,7 @@ use crate::migration_view::MigrationView;
 use crate::proxy::Proxy;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
-use stillpoint_migrate_control::Activity;
+use stillpoint_migrate_control::{Activity, MirrorReport};
 
 /// Text of all metrics.
 pub(crate) fn text(proxy: &Proxy) -> String {
@@ -59,6 +59,8 @@ pub(crate) fn text(proxy: &Proxy) -> String {
     }
     let shown = tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.migration()?)));
     put_migrations(&mut text, &shown.collect::<Vec<_>>());
+    let mirrored = tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.mirror()?.report())));
+    put_mirrors(&mut text, &mirrored.collect::<Vec<_>>());
     text
 }
 
@@ -97,6 +99,28 @@ const MIGRATION_METRICS: [MigrationMetric; 12] = [
         Some(view.progress.switched?.paused_us as f64 / 1e6)
     }),
 ];
+
+/// Name of a metric of a mirror after its prefix, its help, and its value.
+type MirrorMetric = (&'static str, &'static str, fn(&MirrorReport) -> u64);
+
+const MIRROR_METRICS: [MirrorMetric; 4] = [
+    ("statements", "Statements of clients since the mirror began.", |report| report.seen),
+    ("compared", "Statements that were run on both servers.", MirrorReport::compared),
+    ("different", "Statements with another answer on the target.", |report| report.different),
+    ("failed", "Statements that only the target refused.", |report| report.failed),
+];
+
+fn put_mirrors(text: &mut String, shown: &[(String, MirrorReport)]) {
+    if shown.is_empty() {
+        return;
+    }
+    for (name, help, value) in MIRROR_METRICS {
+        let _ = write!(text, "# HELP stillpoint_mirror_{name} {help}\n# TYPE stillpoint_mirror_{name} gauge\n");
+        for (tenant, report) in shown {
+            let _ = writeln!(text, "stillpoint_mirror_{name}{{tenant=\"{tenant}\"}} {}", value(report));
+        }
+    }
+}
 
 fn put_migrations(text: &mut String, shown: &[(String, MigrationView)]) {
     if shown.is_empty() {

@@ -149,6 +149,9 @@ fn tenant_state(tenant: &Tenant, sessions: SessionCounts) -> Value {
         "prepared": sessions.prepared,
         "pinned": sessions.pinned,
         "pinned_count": sessions.pinned_count,
+        "mirror": tenant.mirror().map(|mirror| mirror.report()).map(|report| {
+            json!({"seen": report.seen, "compared": report.compared(), "differ": report.different + report.failed})
+        }),
         "takes_orders": view.as_ref().is_some_and(|view| view.takes_orders()),
         "age_ms": view.as_ref().map(|view| view.age.as_millis() as u64),
         "progress": view.map(|view| view.progress),

@@ -6,6 +6,7 @@ use crate::entry::Entry;
 use crate::error::Refusal;
 use crate::latency_histogram::LatencyHistogram;
 use crate::migration_view::{MigrationView, ShownMigration};
+use crate::mirror::{Mirror, MirrorOrder, RunningMirror};
 use crate::mock_secret::MockSecret;
 use crate::mutex::lock;
 use crate::process_ids::ProcessIds;
@@ -43,6 +44,7 @@ struct State {
     config: TenantConfig,
     target: Option<Arc<Target>>,
     capture: Option<Arc<Capture>>,
+    mirror: Option<Arc<Mirror>>,
     service: Service,
     sessions: BTreeMap<u32, Arc<Entry>>,
 }
@@ -104,6 +106,7 @@ impl Tenant {
             config,
             target: None,
             capture: None,
+            mirror: None,
             service: Service::Open,
             sessions: BTreeMap::new(),
         };
@@ -281,6 +284,35 @@ impl Tenant {
         lock(&self.state).capture.clone()
     }
 
+    /// Mirrors reads of every present and later session, until the result is dropped or clients are moved.
+    pub(crate) fn start_mirror(self: &Arc<Self>, order: MirrorOrder) -> Result<RunningMirror, String> {
+        self.keep();
+        let mut state = lock(&self.state);
+        self.must_be_open(&state)?;
+        if state.mirror.as_ref().is_some_and(|mirror| !mirror.is_over()) {
+            return Err(format!("tenant `{}` is already mirrored", self.name));
+        }
+        let started =
+            Mirror::start(order, self.clone()).map_err(|error| format!("a thread cannot be started: {error}"))?;
+        state.mirror = Some(started.0.clone());
+        state.sessions.values().for_each(|entry| entry.send(Command::Mirror(Some(started.0.clone()))));
+        Ok(started)
+    }
+
+    /// Mirror that is at work.
+    pub(crate) fn mirror(&self) -> Option<Arc<Mirror>> {
+        lock(&self.state).mirror.clone().filter(|mirror| !mirror.is_over())
+    }
+
+    /// Ends the mirror.
+    pub(crate) fn end_mirror(&self, why: &str) {
+        let mut state = lock(&self.state);
+        if let Some(mirror) = state.mirror.take() {
+            mirror.end(why.to_owned());
+            state.sessions.values().for_each(|entry| entry.send(Command::Mirror(None)));
+        }
+    }
+
     /// Forgets the target.
     pub(crate) fn abandon(&self) -> Result<(), String> {
         let mut state = lock(&self.state);
@@ -300,6 +332,7 @@ impl Tenant {
             }
             None => None,
         };
+        self.end_mirror("clients are being moved");
         let begun = Instant::now();
         let (sessions, reports) = {
             let mut state = lock(&self.state);
@@ -344,6 +377,9 @@ impl Tenant {
             }
             if let Some(capture) = state.capture.as_ref().filter(|capture| capture.is_live()) {
                 entry.send(Command::Capture(capture.clone(), None));
+            }
+            if let Some(mirror) = state.mirror.as_ref().filter(|mirror| !mirror.is_over()) {
+                entry.send(Command::Mirror(Some(mirror.clone())));
             }
         })
         .await

@@ -19,6 +19,7 @@ mod hosted_servers;
 mod isolation_levels;
 mod lasting_faults;
 mod live_page;
+mod mirror;
 mod part_of_database;
 mod replay_modes;
 mod secrets;

@@ -52,7 +52,13 @@ impl Conversation {
     /// Returns true if nothing is owed and no transaction is open: from here the session could go on at another server.
     #[inline]
     pub fn at_boundary(&self) -> bool {
-        self.owed.is_empty() && !self.open && self.status == Status::Idle && self.copying == Copying::Nothing
+        self.begins_statement() && self.status == Status::Idle
+    }
+
+    /// Returns true if the client's next message begins a statement, and no other one is under way.
+    #[inline]
+    pub fn begins_statement(&self) -> bool {
+        self.owed.is_empty() && !self.open && self.copying == Copying::Nothing
     }
 
     /// Transaction status in the last ReadyForQuery.

@@ -1,5 +1,6 @@
 //! Server side of the control socket.
 
+mod mirror;
 mod rows;
 
 use crate::capture::{Capture, Next};
@@ -15,6 +16,7 @@ use std::time::Duration;
 use stillpoint_migrate_control::{
     CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
 };
+use stillpoint_migrate_postgres::Server;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -66,6 +68,13 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
                 tracing::debug!(tenant, statements, "capture");
                 match capture(&proxy, &tenant, Duration::from_millis(limit_ms), statements).await {
                     Ok((capture, reply)) => return stream_rows(stream, &capture, &reply).await,
+                    Err(why) => Err(why),
+                }
+            }
+            Ok(Request::Mirror { tenant, target, verifiers, share_ppm, workers }) => {
+                let order = mirror::order(&proxy, &tenant, target, verifiers, share_ppm, workers);
+                match order.and_then(|(tenant, order)| Ok((tenant.start_mirror(order)?, tenant))) {
+                    Ok((started, tenant)) => return mirror::stream_reports(stream, &started, &tenant).await,
                     Err(why) => Err(why),
                 }
             }
@@ -156,11 +165,13 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
         Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
             prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await?
         }
-        // The task that reads the connection answers these two.
+        // The task that reads the connection answers these three.
         Request::Capture { tenant, .. } => {
             return Err(format!("a capture of tenant `{tenant}` requires a connection of its own"));
         }
-        Request::StandBy { .. } => return Err("this request requires a connection of its own".into()),
+        Request::StandBy { .. } | Request::Mirror { .. } => {
+            return Err("this request requires a connection of its own".into());
+        }
         Request::Captured { tenant } => {
             let captured = find(proxy, &tenant)?.captured();
             let capture = captured.ok_or_else(|| format!("tenant `{tenant}` is not captured"))?;
@@ -217,18 +228,8 @@ async fn prepare(
     again: bool,
 ) -> Result<Reply, String> {
     let tenant = find(proxy, tenant)?;
-    let mut server = match target {
-        TargetSpec::Server(server) => server,
-        TargetSpec::Name(name) => {
-            let settings = proxy.settings();
-            settings.config.servers.get(&name).cloned().ok_or_else(|| format!("there is no server `{name}`"))?
-        }
-    };
-    if server.database.is_none() {
-        server.database.clone_from(&tenant.server().database);
-    }
-    let verifiers: BTreeMap<String, Zeroizing<String>> =
-        verifiers.into_iter().map(|(user, stored)| (user, Zeroizing::new(stored))).collect();
+    let server = target_server(proxy, &tenant, target)?;
+    let verifiers = wiped(verifiers);
     let target = match tenant.target() {
         Some(known) if *known.server == server && known.verifiers == verifiers => known,
         _ => Arc::new(Target::new(server, verifiers)),
@@ -248,6 +249,26 @@ async fn prepare(
     }
     let [waiting, pinned, failed] = [waiting, pinned, failed].map(|reports| remarks(&entries, reports));
     Ok(Reply::Prepared { sessions: ready, waiting, pinned, failed })
+}
+
+/// Stored passwords that are wiped when they are dropped.
+fn wiped(verifiers: BTreeMap<String, String>) -> BTreeMap<String, Zeroizing<String>> {
+    verifiers.into_iter().map(|(user, stored)| (user, Zeroizing::new(stored))).collect()
+}
+
+/// The server that a request names or describes, with the tenant's database.
+fn target_server(proxy: &Proxy, tenant: &Tenant, target: TargetSpec) -> Result<Server, String> {
+    let mut server = match target {
+        TargetSpec::Server(server) => server,
+        TargetSpec::Name(name) => {
+            let settings = proxy.settings();
+            settings.config.servers.get(&name).cloned().ok_or_else(|| format!("there is no server `{name}`"))?
+        }
+    };
+    if server.database.is_none() {
+        server.database.clone_from(&tenant.server().database);
+    }
+    Ok(server)
 }
 
 async fn begin_pause(
@@ -285,8 +306,8 @@ fn status(proxy: &Proxy) -> Status {
             Some(_) => Phase::Prepared,
             None => Phase::Serving,
         };
-        let waits = tenant.waits.counts();
-        TenantStatus { name: tenant.name.clone(), server: (*tenant.server()).clone(), phase, target, waits }
+        let (waits, mirror) = (tenant.waits.counts(), tenant.mirror().map(|mirror| Box::new(mirror.report())));
+        TenantStatus { name: tenant.name.clone(), server: (*tenant.server()).clone(), phase, target, waits, mirror }
     });
     let session = |entry: Arc<Entry>| SessionStatus {
         id: entry.id,

@@ -139,7 +139,7 @@ async fn run_counterpart(
 }
 
 /// Logs in, and lets the server process load the catalogue entries of the tables.
-async fn log_in(login: &TargetLogin) -> Result<Box<Ready>, String> {
+pub(crate) async fn log_in(login: &TargetLogin) -> Result<Box<Ready>, String> {
     let _place = login.target.place().await;
     let login = link::login(&login.target.server, &login.packet, &login.user, &login.credential, login.limit).await;
     let mut ready = login.map(Box::new).map_err(|error| error_chain(&error))?;
@@ -190,6 +190,17 @@ async fn warm_up(ready: &mut Ready) -> Result<(), String> {
 }
 
 async fn carry(ready: &mut Ready, login: &TargetLogin, state: &SessionState, has_state: bool) -> Result<(), String> {
+    carry_settings(ready, login, state, has_state).await?;
+    take_locks(ready, state).await
+}
+
+/// Gives the session the state except for advisory locks; `has_state` if it carries another state.
+pub(crate) async fn carry_settings(
+    ready: &mut Ready,
+    login: &TargetLogin,
+    state: &SessionState,
+    has_state: bool,
+) -> Result<(), String> {
     let _place = login.target.place().await;
     if has_state {
         let batch = session_state::discard();
@@ -197,8 +208,7 @@ async fn carry(ready: &mut Ready, login: &TargetLogin, state: &SessionState, has
     }
     set_inherited_settings(ready, state).await?;
     let batch = state.replay(&login.user);
-    check_replay(&exchange(ready, &batch.bytes, batch.syncs).await?)?;
-    take_locks(ready, state).await
+    check_replay(&exchange(ready, &batch.bytes, batch.syncs).await?)
 }
 
 fn check_replay(answers: &Answers) -> Result<(), String> {

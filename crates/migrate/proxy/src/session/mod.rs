@@ -8,11 +8,11 @@
 //! ```
 
 mod capture;
-mod counterpart;
+pub(crate) mod counterpart;
 mod login;
 mod place;
 pub(crate) mod pump;
-mod session_state;
+pub(crate) mod session_state;
 pub(crate) mod startup;
 pub(crate) mod state_tracker;
 
@@ -22,6 +22,8 @@ use crate::entry::{Entry, ServerProcess};
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
+use crate::mirror::tap::Tap;
+use crate::mirror::{Mirror, MirroredSession};
 use crate::proxy::Proxy;
 use crate::target::Target;
 use crate::tenant::Tenant;
@@ -153,9 +155,10 @@ impl Session {
             },
             Command::Abandon => {
                 self.counterpart = None;
-                self.pump.follows = None;
+                self.pump.follows = self.pump.follows.filter(|_| self.pump.tap.is_some());
                 self.entry.prepared.store(false, Ordering::Relaxed);
             }
+            Command::Mirror(mirror) => self.mirror(mirror),
             Command::Pause(reporter) => {
                 self.pause_reporter = Some(reporter);
                 self.pump.admission = Admission::Closing;
@@ -201,6 +204,17 @@ impl Session {
         self.pump.wants_boundary = true;
     }
 
+    /// Begins to copy reads for a mirror, or ends that.
+    fn mirror(&mut self, mirror: Option<Arc<Mirror>>) {
+        self.pump.tap = mirror.filter(|_| !self.is_replication).map(|mirror| Box::new(Tap::new(mirror)));
+        if self.pump.tap.is_some() {
+            self.pump.follows.get_or_insert_with(Instant::now);
+            self.pump.wants_boundary = true;
+        } else if self.counterpart.is_none() {
+            self.pump.follows = None;
+        }
+    }
+
     fn resume(&mut self) {
         self.pause_reporter = None;
         if !self.is_ending {
@@ -217,7 +231,7 @@ impl Session {
     async fn handle_boundary(&mut self) -> Result<(), SessionError> {
         self.pump.wants_boundary = false;
         self.begin_capture().await?;
-        self.update_counterpart().await?;
+        self.follow_state().await?;
         if let Some(reporter) = self.pause_reporter.take() {
             self.pump.admission = Admission::Closed;
             self.entry.set(Activity::Parked);
@@ -274,15 +288,18 @@ impl Session {
         }
     }
 
-    /// Updates the counterpart.
-    async fn update_counterpart(&mut self) -> Result<(), SessionError> {
-        let Some((counterpart, _)) = &mut self.counterpart else { return Ok(()) };
+    /// Queries the session's state if it may have changed, and passes it to the counterpart and to the mirror.
+    async fn follow_state(&mut self) -> Result<(), SessionError> {
+        if self.counterpart.is_none() && self.pump.tap.is_none() {
+            return Ok(());
+        }
+        let is_known = self.counterpart.as_ref().is_none_or(|(counterpart, _)| counterpart.state.is_some())
+            && self.pump.tap.as_ref().is_none_or(|tap| tap.session.is_some());
         // The state that pinned the session may be gone.
         let was_requested = self.prepare_reporter.is_some() && self.entry.pinned().is_some();
-        if counterpart.state.is_some() && !self.pump.tracker.dirty && !was_requested {
-            if let Some(reporter) = self.prepare_reporter.take() {
-                let later = counterpart.verdict();
-                self.await_verdict(later, Some(reporter));
+        if is_known && !self.pump.tracker.dirty && !was_requested {
+            if let (Some((counterpart, _)), Some(reporter)) = (&self.counterpart, self.prepare_reporter.take()) {
+                self.await_verdict(counterpart.verdict(), Some(reporter));
             }
             return Ok(());
         }
@@ -291,6 +308,7 @@ impl Session {
         let state = match state {
             Ok(state) => state,
             Err(why) => {
+                self.pump.tap.iter_mut().for_each(|tap| tap.session = None);
                 self.entry.set_pinned(Some(why.clone()));
                 if let Some(reporter) = self.prepare_reporter.take() {
                     reporter.report(Err(why));
@@ -299,6 +317,12 @@ impl Session {
             }
         };
         self.pump.tracker.dirty = false;
+        if let Some(tap) = &mut self.pump.tap {
+            let (startup, user) = (self.startup.clone(), self.entry.user.clone());
+            let (credential, state) = (self.credential.clone(), state.clone());
+            tap.session = Some(Arc::new(MirroredSession { startup, user, credential, state }));
+        }
+        let Some((counterpart, _)) = &mut self.counterpart else { return Ok(()) };
         let lost = self.pump.tracker.unnamed_lost.then(|| "its unnamed statement is longer than 1 MiB".to_owned());
         let pins: Vec<String> = state.pins.iter().cloned().chain(lost).collect();
         self.entry.set_pinned((!pins.is_empty()).then(|| pins.join(", ")));
@@ -356,7 +380,7 @@ impl Session {
         self.pump.inject(&leftover);
         self.entry.prepared.store(false, Ordering::Relaxed);
         self.server = target.server.clone();
-        self.pump.follows = None;
+        (self.pump.follows, self.pump.tap) = (None, None);
         self.resume();
         Ok(())
     }

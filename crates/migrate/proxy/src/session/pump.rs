@@ -9,6 +9,7 @@ use crate::command::Command;
 use crate::counters::Counters;
 use crate::entry::{Entry, now_us};
 use crate::error::SessionError;
+use crate::mirror::tap::Tap;
 use crate::polled_stream::{End, PolledStream};
 use crate::process_ids::ProcessIds;
 use crate::session::state_tracker::StateTracker;
@@ -168,6 +169,8 @@ pub(crate) struct Pump<E = Stream> {
     /// Set if a counterpart must be kept alike: after this time stop at a boundary if the session's state may have
     /// changed.
     pub(crate) follows: Option<Instant>,
+    /// Copies reads for a mirror.
+    pub(super) tap: Option<Box<Tap>>,
     /// Ids of the tenant's sessions at the server.
     pub(super) ids: Arc<ProcessIds>,
     pub(super) entry: Arc<Entry>,
@@ -194,6 +197,7 @@ impl Pump {
             leaving: false,
             asked_us: None,
             follows: None,
+            tap: None,
             ids,
             entry,
         }
@@ -371,6 +375,7 @@ impl<E: End> Pump<E> {
             leaving: self.leaving,
             asked_us: self.asked_us,
             follows: self.follows,
+            tap: self.tap,
             ids: self.ids,
             entry: self.entry,
         })
@@ -459,7 +464,11 @@ impl<E: End> Pump<E> {
                 }
             }
             self.leaving |= message.tag == b'X';
+            let begins = self.conversation.begins_statement();
             self.tracker.frontend(&message);
+            if let Some(tap) = &mut self.tap {
+                tap.frontend(&message, bytes, begins, self.tracker.dirty);
+            }
             self.conversation.frontend(message.tag);
             let n = self.up.scanner.take(&message);
             self.up.buffer.scan(n);

@@ -157,6 +157,11 @@ fn portable(oid: u32) -> u32 {
 }
 
 impl SessionState {
+    /// Text of a prepared statement.
+    pub(crate) fn statement_text(&self, name: &[u8]) -> Option<Vec<u8>> {
+        self.statements.get(name).map(|statement| statement.text.clone())
+    }
+
     /// Returns true if notifications may be under way.
     pub(crate) fn listens(&self) -> bool {
         !self.channels.is_empty()
