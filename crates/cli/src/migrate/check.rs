@@ -4,7 +4,7 @@ use super::servers::{OnServers, REACHABILITY_HINT, Servers, block_on};
 use crate::output::{Failure, Output};
 use std::sync::Arc;
 use stillpoint_migrate_engine::{
-    AcceptedRestrictions, Capture, Options, Report, Roles, Schedule, Selection, Settings, Verdict, check,
+    AcceptedRestrictions, Capture, Options, Placement, Report, Roles, Schedule, Selection, Settings, Verdict, check,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -60,6 +60,18 @@ pub(crate) struct MigrationArgs {
     /// disabled. May be repeated.
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
+    /// Tablespace of the target for what is in another one on the source. May be repeated.
+    #[arg(long = "tablespace", value_name = "OLD=NEW", conflicts_with = "no_tablespaces")]
+    tablespaces: Vec<String>,
+    /// Put everything into the target's default tablespace.
+    #[arg(long)]
+    no_tablespaces: bool,
+    /// Locale of the target's database, of its C library, if it has none like the source's.
+    #[arg(long, value_name = "LOCALE")]
+    locale: Option<String>,
+    /// Encoding of the target's database, if it is another one. Every text must exist in it.
+    #[arg(long, value_name = "ENCODING")]
+    encoding: Option<String>,
     /// With --include: accept that all else is left out, although no --exclude names it.
     #[arg(long, requires = "include")]
     leave_rest: bool,
@@ -83,6 +95,9 @@ impl MigrationArgs {
         }
         options.roles = self.roles;
         options.selection = Selection::parse(&self.include, &self.exclude, self.leave_rest).map_err(Failure::usage)?;
+        let (locale, encoding) = (self.locale.clone(), self.encoding.clone());
+        options.placement =
+            Placement::parse(&self.tablespaces, self.no_tablespaces, locale, encoding).map_err(Failure::usage)?;
         options.move_slots = self.move_slots;
         options.settings = self.settings;
         options.accepted = AcceptedRestrictions {

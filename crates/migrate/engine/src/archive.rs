@@ -111,7 +111,7 @@ fn unreadable() -> Error {
 ///
 /// [`Error::Program`] if it is not such an archive.
 pub(crate) fn without(bytes: &[u8], removed: &BTreeSet<u32>) -> Result<Vec<u8>, Error> {
-    let Parsed { entries, places, count, end, integer_size } = parse(bytes).ok_or_else(unreadable)?;
+    let Parsed { entries, places, count, end, integer_size, .. } = parse(bytes).ok_or_else(unreadable)?;
     let kept: Vec<&Range<usize>> =
         entries.iter().zip(&places).filter(|(entry, _)| !removed.contains(&entry.id)).map(|(_, place)| place).collect();
     let mut archive = bytes[..count].to_vec();
@@ -122,11 +122,40 @@ pub(crate) fn without(bytes: &[u8], removed: &BTreeSet<u32>) -> Result<Vec<u8>, 
     Ok(archive)
 }
 
+/// Replaces statements and tablespaces of definitions in an archive without rows: `change` returns those that are other than
+/// before.
+///
+/// # Errors
+///
+/// [`Error::Program`] if it is not such an archive.
+pub(crate) fn rewritten(
+    bytes: &[u8],
+    change: impl Fn(&Entry) -> (Option<String>, Option<String>),
+) -> Result<Vec<u8>, Error> {
+    let Parsed { entries, texts, integer_size, .. } = parse(bytes).ok_or_else(unreadable)?;
+    let (mut archive, mut done) = (Vec::with_capacity(bytes.len()), 0);
+    for (entry, [definition, tablespace]) in entries.iter().zip(&texts) {
+        let (new_definition, new_tablespace) = change(entry);
+        for (place, text) in [(definition, new_definition), (tablespace, new_tablespace)] {
+            let Some(text) = text else { continue };
+            archive.extend_from_slice(&bytes[done..place.start]);
+            archive.push(0);
+            archive.extend((0..integer_size).map(|byte| text.len().checked_shr(8 * byte as u32).unwrap_or(0) as u8));
+            archive.extend_from_slice(text.as_bytes());
+            done = place.end;
+        }
+    }
+    archive.extend_from_slice(&bytes[done..]);
+    Ok(archive)
+}
+
 /// Definitions of an archive, and where they are in it.
 struct Parsed {
     entries: Vec<Entry>,
     /// Places of the entries.
     places: Vec<Range<usize>>,
+    /// Places of their statements and tablespaces.
+    texts: Vec<[Range<usize>; 2]>,
     /// Place of their number.
     count: usize,
     /// Place after the last one.
@@ -162,7 +191,7 @@ fn parse(bytes: &[u8]) -> Option<Parsed> {
     }
     let count_at = bytes.len() - unread.bytes.len();
     let count = usize::try_from(unread.integer()?).ok().filter(|count| *count <= ENTRIES_MAX)?;
-    let (mut entries, mut places) = (Vec::new(), Vec::new());
+    let (mut entries, mut places, mut texts) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..count {
         let begin = bytes.len() - unread.bytes.len();
         let id = u32::try_from(unread.integer()?).ok()?;
@@ -172,11 +201,17 @@ fn parse(bytes: &[u8]) -> Option<Parsed> {
         let (tag, kind) = (unread.text()?, unread.text()?);
         // The section.
         unread.integer()?;
-        let (definition, drop) = (unread.text()?, unread.text()?);
+        let definition_at = bytes.len() - unread.bytes.len();
+        let definition = unread.text()?;
+        let definition_at = definition_at..bytes.len() - unread.bytes.len();
+        let drop = unread.text()?;
         // The statement that copies rows.
         unread.text()?;
         let schema = unread.text()?;
-        let storage = (unread.text()?, unread.text()?);
+        let tablespace_at = bytes.len() - unread.bytes.len();
+        let tablespace = unread.text()?;
+        texts.push([definition_at, tablespace_at..bytes.len() - unread.bytes.len()]);
+        let storage = (tablespace, unread.text()?);
         if version >= (1, 16) {
             // The kind of relation.
             unread.integer()?;
@@ -194,7 +229,7 @@ fn parse(bytes: &[u8]) -> Option<Parsed> {
         entries.push(Entry { id, object, kind, schema, tag, definition, drop, owner, storage, needs });
     }
     let (end, integer_size) = (bytes.len() - unread.bytes.len(), unread.integer_size);
-    Some(Parsed { entries, places, count: count_at, end, integer_size })
+    Some(Parsed { entries, places, texts, count: count_at, end, integer_size })
 }
 
 #[cfg(test)]
@@ -234,6 +269,14 @@ mod tests {
         assert_eq!(table.storage, (String::new(), "heap".to_owned()));
         assert_eq!(table.object.0, 1259);
         assert!(read(&without(bytes, &BTreeSet::new()).unwrap()).unwrap() == entries);
+        let longer = rewritten(bytes, |entry| {
+            let is_table = entry.kind == "TABLE";
+            (is_table.then(|| format!("{}-- more\n", entry.definition)), is_table.then(|| "fast".to_owned()))
+        });
+        let mut expected = entries.clone();
+        let table = expected.iter_mut().find(|entry| entry.kind == "TABLE").unwrap();
+        (table.definition, table.storage.0) = (format!("{}-- more\n", table.definition), "fast".to_owned());
+        assert!(read(&longer.unwrap()).unwrap() == expected);
         let views: BTreeSet<u32> = entries.iter().filter(|entry| entry.kind == "VIEW").map(|entry| entry.id).collect();
         let fewer = without(bytes, &views).unwrap();
         let kept: Vec<Entry> = entries.iter().filter(|entry| entry.kind != "VIEW").cloned().collect();

@@ -6,6 +6,7 @@
 use crate::large_objects::LargeObjects;
 use crate::object_names::check_object_columns;
 use crate::options::AcceptedRestrictions;
+use crate::placement::Placement;
 use crate::proxy_client::ProxyClient;
 use crate::report::{Coverage, Finding, Report, SourceCoverage, TableSources, Verdict, refuse};
 use crate::selection::{LeftOut, findings};
@@ -78,7 +79,7 @@ async fn examine(options: &Options) -> Result<Report, Error> {
         let writing = options.players.max(options.copy_jobs) as i64;
         rights::check_connections(&mut there, "target", (writing, clients), &mut of_target).await?;
         check_role_names(&mut there, "target", &mut of_target).await?;
-        check_needed_objects(&mut link, &mut there, left_out, &mut of_target).await?;
+        check_needed_objects((&mut link, &mut there), left_out, &options.placement, &mut of_target).await?;
         server_settings::compare(&mut link, &mut there, &mut of_target).await?;
         roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
         if options.roles == Roles::Create {
@@ -676,32 +677,54 @@ async fn survey(
 
 /// Refuses tablespaces and extensions that definitions need and the target lacks. Roles are compared separately.
 async fn check_needed_objects(
+    (link, there): (&mut Link, &mut Link),
+    left_out: &LeftOut,
+    placement: &Placement,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    check_tablespaces(link, there, left_out, placement, findings).await?;
+    let present = there.query("SELECT name FROM pg_available_extensions").await?;
+    for row in link.query("SELECT extname FROM pg_extension").await? {
+        if !present.contains(&row) {
+            refuse(findings, "extension", text(&row, 0), "its files are not installed on the target");
+        }
+    }
+    Ok(())
+}
+
+async fn check_tablespaces(
     link: &mut Link,
     there: &mut Link,
     left_out: &LeftOut,
+    placement: &Placement,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
     let tablespaces = format!(
         "SELECT DISTINCT t.spcname FROM pg_class c JOIN pg_tablespace t ON t.oid = c.reltablespace \
-         WHERE t.spcname NOT IN ('pg_default', 'pg_global') AND {}",
+         WHERE t.spcname NOT IN ('pg_default', 'pg_global') AND {} UNION SELECT t.spcname FROM pg_database d \
+         JOIN pg_tablespace t ON t.oid = d.dattablespace WHERE d.datname = current_database() AND t.spcname <> 'pg_default'",
         left_out.condition("c.oid")
     );
-    let needed = [
-        ("tablespace", tablespaces.as_str(), "SELECT spcname FROM pg_tablespace", "it is not on the target"),
-        (
-            "extension",
-            "SELECT extname FROM pg_extension",
-            "SELECT name FROM pg_available_extensions",
-            "its files are not installed on the target",
-        ),
-    ];
-    for (kind, here, there_is, note) in needed {
-        let present = there.query(there_is).await?;
-        for row in link.query(here).await? {
-            if !present.contains(&row) {
-                refuse(findings, kind, text(&row, 0), note);
-            }
+    let present: Vec<String> =
+        there.query("SELECT spcname FROM pg_tablespace").await?.iter().map(|row| text(row, 0)).collect();
+    for row in link.query(&tablespaces).await? {
+        let name = text(&row, 0);
+        match placement.tablespace(&name) {
+            "" => {}
+            space if present.iter().any(|known| known == space) => {}
+            space if space == name => refuse(
+                findings,
+                "tablespace",
+                name,
+                "it is not on the target: make it there, or give it a place with --tablespace OLD=NEW or --no-tablespaces",
+            ),
+            space => refuse(findings, "tablespace", name.clone(), format!("its place {space} is not on the target")),
         }
+    }
+    let own: Vec<String> =
+        link.query("SELECT spcname FROM pg_tablespace").await?.iter().map(|row| text(row, 0)).collect();
+    for name in placement.named().filter(|name| own.iter().all(|known| known != name)) {
+        refuse(findings, "tablespace", name.to_owned(), "--tablespace names it, and the source does not have it");
     }
     Ok(())
 }

@@ -44,6 +44,8 @@ pub(crate) struct Comparison<'a> {
     reading: &'a Throttle,
     /// True if only one side works at a time.
     in_turn: bool,
+    /// True if both sides have the same encoding, and so the same bytes.
+    same_bytes: bool,
     /// Time at which both sides got their snapshots of the same moment.
     seen: Option<Instant>,
 }
@@ -57,9 +59,10 @@ impl<'a> Comparison<'a> {
         reading: &'a Throttle,
         in_turn: bool,
     ) -> Result<Comparison<'a>, Error> {
-        let source = Link::connect(from, Purpose::Statements, &INDEX_SCAN_SETTINGS).await?;
-        let target = Link::connect(to, Purpose::Statements, &INDEX_SCAN_SETTINGS).await?;
-        Ok(Comparison { source, target, follower, reading, in_turn, seen: None })
+        let mut source = Link::connect(from, Purpose::Statements, &INDEX_SCAN_SETTINGS).await?;
+        let mut target = Link::connect(to, Purpose::Statements, &INDEX_SCAN_SETTINGS).await?;
+        let same_bytes = source.text("SHOW server_encoding").await? == target.text("SHOW server_encoding").await?;
+        Ok(Comparison { source, target, follower, reading, in_turn, same_bytes, seen: None })
     }
 
     /// Compares all tables of the inventory.
@@ -144,6 +147,7 @@ impl<'a> Comparison<'a> {
     /// order where it was created again. Large values are compared by a checksum, because no text holds more than a gigabyte
     /// and bytes become two digits each. Their length is known without reading them.
     async fn columns(&mut self, table: &str) -> Result<String, ServerError> {
+        let bytes = if self.same_bytes { "%1$s::text" } else { "convert_to(%1$s::text, 'UTF8')" };
         let columns = format!(
             "SELECT coalesce(string_agg(format(CASE coalesce(nullif(t.typbasetype, 0), t.oid) \
              WHEN 'bytea'::regtype THEN 'CASE WHEN octet_length(%1$s) > {LARGE_VALUE_BYTES} THEN decode(md5(%1$s), ''hex'') ELSE %1$s END' \
@@ -153,7 +157,7 @@ impl<'a> Comparison<'a> {
              WHERE attrelid = {}::regclass AND attnum > 0 AND NOT attisdropped",
             literal(table),
             text = literal(&format!(
-                "CASE WHEN octet_length(%1$s::text) > {LARGE_VALUE_BYTES} THEN md5(%1$s::text) ELSE %1$s::text END"
+                "CASE WHEN octet_length({bytes}) > {LARGE_VALUE_BYTES} THEN md5({bytes}) ELSE %1$s::text END"
             ))
         );
         self.source.text(&columns).await
@@ -161,8 +165,10 @@ impl<'a> Comparison<'a> {
 
     async fn sums(&mut self, table: &str, columns: &str, place: &str) -> Result<[RowChecksum; 2], Error> {
         // The hash of the text: equal values have equal text if both sides print alike, and our connections ensure that.
+        let row = format!("ROW({columns})::text");
+        let row = if self.same_bytes { row } else { format!("encode(convert_to({row}, 'UTF8'), 'base64')") };
         let sql = format!(
-            "SELECT count(*), coalesce(sum(hashtextextended(ROW({columns})::text, 0)), 0) FROM ONLY {table} _stillpoint_row \
+            "SELECT count(*), coalesce(sum(hashtextextended({row}, 0)), 0) FROM ONLY {table} _stillpoint_row \
              WHERE {place}"
         );
         let (here, there) = if self.in_turn {

@@ -62,7 +62,7 @@ pub(crate) async fn create(
     let file = journal.lock().create_dump(number)?;
     let (rights, from) = (rights(&options.target).await?, rights(&options.source).await?);
     let SnapshotState { snapshot, left_out, .. } = &snapshotted;
-    definitions::dump(&options.source, from, rights.major, Some(snapshot), left_out, &file).await?;
+    definitions::dump_source(options, from, rights.major, snapshot, left_out, &file).await?;
     let dump = Dump { target: &options.target, rights, file: &file };
     journal.lock().record_phase(number, Phase::Copying)?;
     if options.roles == Roles::Create {

@@ -2,6 +2,7 @@
 //! rows.
 
 use crate::archive;
+use crate::options::Options;
 use crate::selection::LeftOut;
 use crate::state_files::FILE_BYTES_MAX;
 use crate::{extensions, fence};
@@ -42,11 +43,33 @@ pub(crate) async fn dump(
     command.args(left_out.dump_options());
     command.arg("--file").arg(into).arg(format!("--dbname={}", of_database(&source.database)));
     run(command, "pg_dump", "").await?;
-    if left_out.is_empty() { Ok(()) } else { remove_from(into, left_out) }
+    if left_out.is_empty() { Ok(()) } else { edit(into, |bytes| without(bytes, left_out)) }
+}
+
+/// Dumps definitions of the source as the snapshot shows them, for a target of major version `major`: without what is left out, and
+/// placed as the options say.
+pub(crate) async fn dump_source(
+    options: &Options,
+    from: SessionRights,
+    major: u32,
+    snapshot: &str,
+    left_out: &LeftOut,
+    into: &Path,
+) -> Result<(), Error> {
+    dump(&options.source, from, major, Some(snapshot), left_out, into).await?;
+    match &options.placement {
+        placement if placement.is_same() => Ok(()),
+        placement => edit(into, |bytes| placement.write_into(bytes)),
+    }
 }
 
 /// Removes what is left out from a dump: pg_dump itself leaves out tables and whole schemas only.
-fn remove_from(dump: &Path, left_out: &LeftOut) -> Result<(), Error> {
+fn without(dump: &[u8], left_out: &LeftOut) -> Result<Vec<u8>, Error> {
+    archive::without(dump, &left_out.entries_of(&archive::read(dump)?))
+}
+
+/// Replaces a dump in its file.
+fn edit(dump: &Path, change: impl FnOnce(&[u8]) -> Result<Vec<u8>, Error>) -> Result<(), Error> {
     let failed = |source| Error::Journal { path: dump.into(), source };
     // A file in memory has no name but that of the process that has it open.
     let is_in_memory = dump.starts_with("/proc");
@@ -56,12 +79,12 @@ fn remove_from(dump: &Path, left_out: &LeftOut) -> Result<(), Error> {
         let (directory, name) = Directory::of_file(dump)?;
         directory.read(name, FILE_BYTES_MAX)?
     };
-    let selected = archive::without(&bytes, &left_out.entries_of(&archive::read(&bytes)?))?;
+    let changed = change(&bytes)?;
     if is_in_memory {
-        return kernel_files::write(dump, selected).map_err(failed);
+        return kernel_files::write(dump, changed).map_err(failed);
     }
     let (directory, name) = Directory::of_file(dump)?;
-    directory.write_synced(name, &selected).map(drop)?;
+    directory.write_synced(name, &changed).map(drop)?;
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use crate::catalogs::Definitions;
 use crate::copied_pages::CopyState;
 use crate::fence::Grant;
+use crate::placement::Placement;
 use crate::roles::Roles;
 use crate::selection::Selection;
 use crate::setting_changes::SettingChange;
@@ -149,6 +150,9 @@ pub struct Record {
     /// The part of the database that is moved.
     #[serde(default, skip_serializing_if = "Selection::is_all")]
     pub selection: Selection,
+    /// Properties of the target's database that are not the source's.
+    #[serde(default, skip_serializing_if = "Placement::is_same")]
+    pub placement: Placement,
     /// True if a way back is kept open.
     pub way_back: bool,
     /// True if the source names this migration as the owner of the database, until it has ended.
@@ -501,6 +505,7 @@ mod tests {
             roles: Roles::Check,
             settings_written: BTreeMap::new(),
             selection: Selection::default(),
+            placement: Placement::default(),
             way_back: true,
             claimed: false,
             back_from: 0,

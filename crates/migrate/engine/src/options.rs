@@ -1,6 +1,7 @@
 //! Options of a migration, and its state after a failure.
 
 use crate::journal::Record;
+use crate::placement::Placement;
 use crate::rendezvous::Member;
 use crate::{Capture, ClientPasswords, Roles, Selection, Settings};
 use std::fmt;
@@ -85,6 +86,8 @@ pub struct Options {
     pub settings: Settings,
     /// The part of the database that is moved.
     pub selection: Selection,
+    /// Properties of the target's database that are not the source's.
+    pub placement: Placement,
     /// Makes [`crate::finish`] enable connections to the source again, for the part of the database that was left out.
     pub reopen_source: bool,
     /// Number of a migration whose journal is lost, and that [`crate::abort`] removes without the journal.
@@ -129,6 +132,7 @@ impl Options {
             client_passwords: ClientPasswords::default(),
             settings: Settings::default(),
             selection: Selection::default(),
+            placement: Placement::default(),
             reopen_source: false,
             without_journal: None,
             rehearse: false,
@@ -158,19 +162,20 @@ impl Options {
         }
     }
 
-    /// Returns the same options with the record's target, its handling of roles and its selection.
+    /// Returns the same options with the record's target, its handling of roles, its selection and its placement.
     pub(crate) fn recorded_in(&self, record: &crate::Record) -> Result<Options, Error> {
         let Some(at) = self.targets().position(|server| server.to_string() == record.target) else {
             // A single target is unambiguous, independent of the spelling of its address.
             let known = record.others.is_empty() && self.others.is_empty();
-            let selection = record.selection.clone();
-            let options = known.then(|| Options { roles: record.roles, selection, ..self.clone() });
+            let (selection, placement) = (record.selection.clone(), record.placement.clone());
+            let options = known.then(|| Options { roles: record.roles, selection, placement, ..self.clone() });
             let why = || format!("clients move, or moved, to {}: name it with --target", record.target);
             return options.ok_or_else(|| Error::WrongPhase(why()));
         };
         let mut others: Vec<Server> = self.targets().cloned().collect();
         let target = others.remove(at);
-        Ok(Options { target, others, roles: record.roles, selection: record.selection.clone(), ..self.clone() })
+        let (selection, placement) = (record.selection.clone(), record.placement.clone());
+        Ok(Options { target, others, roles: record.roles, selection, placement, ..self.clone() })
     }
 }
 

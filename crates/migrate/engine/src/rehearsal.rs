@@ -308,7 +308,7 @@ async fn rehearse_on_scratch(options: &Options, scratch: &Server, findings: &mut
     let inventory = options.selection.inventory(&mut holder).await?;
     let (_memory, file) = memory_file()?;
     let dumped = tokio::select! {
-        dumped = definitions::dump(&options.source, from, to.major, Some(&snapshot), &left_out, &file) => dumped,
+        dumped = definitions::dump_source(options, from, to.major, &snapshot, &left_out, &file) => dumped,
         error = wait_for_blocked_client(&options.source) => Err(error),
     };
     match dumped {

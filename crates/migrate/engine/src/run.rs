@@ -42,11 +42,11 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
 async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Result<Option<Outcome>, Failure> {
     let there = state_files::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
     if let Some(record) = &there {
-        refuse_other_selection(options, record).map_err(Failure::untouched)?;
+        refuse_other_options(options, record).map_err(Failure::untouched)?;
     }
     // Nothing is left of a migration that begins after the record's has been removed.
-    let selection = options.selection.clone();
-    let options = &Options { selection, ..options.recorded().map_err(Failure::untouched)? };
+    let (selection, placement) = (options.selection.clone(), options.placement.clone());
+    let options = &Options { selection, placement, ..options.recorded().map_err(Failure::untouched)? };
     let (mut journal, mut lock) = match there.map(|record| record.phase) {
         None => Box::pin(begin(options, reporter)).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {
@@ -106,10 +106,19 @@ async fn attempt(options: &Options, may_go_on: bool, reporter: &Reporter) -> Res
     }
 }
 
-/// Refuses to continue a migration of another part of the database.
-fn refuse_other_selection(options: &Options, record: &Record) -> Result<(), Error> {
-    if record.phase == Phase::Returned || record.selection == options.selection {
+/// Refuses to continue a migration of another part of the database, or to another place.
+fn refuse_other_options(options: &Options, record: &Record) -> Result<(), Error> {
+    if record.phase == Phase::Returned || record.selection == options.selection && record.placement == options.placement
+    {
         return Ok(());
+    }
+    if record.selection == options.selection {
+        let why = format!(
+            "the migration under way places the database otherwise: {}, and not {}; run it as it was begun, or \
+             `stillpoint migrate abort` it first",
+            record.placement, options.placement
+        );
+        return Err(Error::WrongPhase(why));
     }
     let why = format!(
         "the migration under way is of another part of the database: of {}, and not of {}; run it as it was begun, or \
@@ -173,6 +182,7 @@ async fn begin(options: &Options, reporter: &Reporter) -> Result<(Journal, Comma
         capture: report.source,
         roles: options.roles,
         selection: options.selection.clone(),
+        placement: options.placement.clone(),
         way_back: !options.accepted.no_fallback,
         served_from: Some(served_from),
         ..Record::default()

@@ -315,7 +315,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         replication_objects::check_all_published(&mut self.source, &inventory).await?;
         let definitions = catalogs::read(&mut holder, &options.selection).await?;
         let (from, to) = (self.rights.0, self.rights.1.major);
-        definitions::dump(&options.source, from, to, Some(&snapshot), &left_out, &file).await?;
+        definitions::dump_source(&options, from, to, &snapshot, &left_out, &file).await?;
         let mut shapes = table_shape::read(&mut holder).await?;
         shapes.retain(|shape| !left_out.has_relation(shape.relation));
         let entries = entries(&read_memory(&file)?)?;

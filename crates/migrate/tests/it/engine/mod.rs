@@ -15,6 +15,7 @@ mod managed_roles;
 mod moved_slots;
 mod object_kinds;
 mod operators;
+mod placement;
 mod poolers;
 mod redefinition;
 mod regress;
