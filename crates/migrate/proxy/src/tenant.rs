@@ -408,6 +408,11 @@ impl Tenant {
         }
     }
 
+    /// Returns true until a session is removed.
+    pub(crate) fn has(&self, id: u32) -> bool {
+        lock(&self.state).sessions.contains_key(&id)
+    }
+
     /// Removes a session.
     pub(crate) fn leave(&self, id: u32) {
         lock(&self.state).sessions.remove(&id);

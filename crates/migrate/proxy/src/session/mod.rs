@@ -246,9 +246,13 @@ impl Session {
     /// Reports the result of the counterpart whenever it comes. The session itself never waits for the target, so its
     /// client goes on when a pause is over.
     fn await_verdict(&self, later: counterpart::PendingAnswer<()>, reporter: Option<Reporter>) {
-        let entry = self.entry.clone();
+        let (entry, tenant) = (self.entry.clone(), self.tenant.clone());
         tokio::task::spawn_local(async move {
             let result = counterpart::answer(later).await;
+            if !tenant.has(entry.id) {
+                // Its client has left meanwhile: nothing waits for a session that is gone.
+                return;
+            }
             entry.prepared.store(result.is_ok(), Ordering::Relaxed);
             if let Some(reporter) = reporter {
                 reporter.report(match entry.pinned() {

@@ -30,7 +30,7 @@ fn placed(spaces: &[&str], none: bool, locale: Option<&str>, encoding: Option<&s
 async fn there_and_back(bench: &Arc<Bench>, options: &Options) -> [String; 2] {
     let holder = std::thread::spawn({
         let options = options.clone();
-        move || tokio::runtime::Runtime::new().unwrap().block_on(run(&options, observer().0))
+        move || tokio::runtime::Runtime::new().unwrap().block_on(run(&options, observer().0)).map_err(Box::new)
     });
     let begun = std::time::Instant::now();
     while status(options).await.unwrap().holding.is_none() {

@@ -5,7 +5,7 @@ use crate::proxy::support::{Proxy, prepare, preparing, server, switch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_control::{Phase, Reply, Request};
+use stillpoint_migrate_control::{Phase, Reply, Request, TargetSpec};
 use stillpoint_testing::postgresql::{Cluster, available};
 use tokio_postgres::{AsyncMessage, NoTls};
 
@@ -214,6 +214,41 @@ async fn a_pause_ends_at_its_limit_and_with_its_connection_and_new_clients_wait(
     tokio::time::sleep(Duration::from_millis(50)).await;
     other.ask(&Request::Switch { tenant: "postgres".into() }).await.unwrap();
     assert_eq!((text(&client, WHO).await, waiting.await.unwrap()), ("b".into(), "b".into()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn clients_that_leave_while_a_pause_waits_for_them_do_not_stop_it() {
+    if !available() {
+        return;
+    }
+    let (_a, _b, proxy) = pair();
+    let mut control = proxy.control().await;
+    for _ in 0..5 {
+        let mut clients = Vec::new();
+        for _ in 0..8 {
+            let client = connect(&proxy).await;
+            client.batch_execute("BEGIN; SELECT 1").await.unwrap();
+            clients.push(client);
+        }
+        let preparing = Request::Prepare {
+            tenant: "postgres".into(),
+            target: TargetSpec::Name("b".into()),
+            verifiers: Default::default(),
+            limit_ms: 100,
+            again: false,
+        };
+        control.ask(&preparing).await.unwrap();
+        let pause = Request::Pause { tenant: "postgres".into(), limit_ms: 20_000 };
+        let leaving = async {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            for client in clients {
+                let _ = client.batch_execute("COMMIT").await;
+            }
+        };
+        let (paused, ()) = tokio::join!(control.ask(&pause), leaving);
+        assert!(matches!(paused, Ok(Reply::Drained { .. })), "{paused:?}");
+        control.ask(&Request::Resume { tenant: "postgres".into() }).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
