@@ -98,8 +98,10 @@ pub(crate) enum Item<T = Transaction> {
 enum Streamed {
     /// A table of our own.
     Ours,
-    /// Its rows are copied later, or it is gone.
+    /// It is gone.
     Skipped,
+    /// Its rows are copied later.
+    CopiedLater,
     Table {
         table: Arc<Table>,
         /// Places in the stream of the columns of the table; `None` if they are all, in their order.
@@ -126,6 +128,9 @@ pub(crate) struct Assembler {
     horizon: Lsn,
     /// True if we replayed the open transaction from the other side: it carries one of our stamps.
     ours: bool,
+    /// True if the open transaction wrote to a table that is copied later. Even without other writes it keeps its place: the
+    /// snapshot of the copy may not see it, and then it must not count as applied.
+    is_postponed: bool,
 }
 
 impl Assembler {
@@ -141,6 +146,7 @@ impl Assembler {
             marker: None,
             horizon,
             ours: false,
+            is_postponed: false,
         }
     }
 
@@ -151,7 +157,7 @@ impl Assembler {
                 self.commit = commit_lsn;
                 let writes = Vec::new();
                 self.open = Some(Transaction { stamp: 0, xid, writes, bytes: 0, told: None, early: false });
-                (self.marker, self.ours) = (None, false);
+                (self.marker, self.ours, self.is_postponed) = (None, false, false);
             }
             Message::Commit { end_lsn, .. } => return self.commit(end_lsn).map(Some),
             Message::Relation(relation) => self.relation(relation)?,
@@ -198,7 +204,7 @@ impl Assembler {
         if let Some(text) = self.marker.take() {
             return Ok(Item::Marker { text, end });
         }
-        if self.ours || open.writes.is_empty() {
+        if self.ours || open.writes.is_empty() && !self.is_postponed {
             return Ok(Item::Position(end));
         }
         let early = end <= self.horizon;
@@ -215,11 +221,14 @@ impl Assembler {
 
     /// Returns the table of a change and its rows, with a value for each column of the table; `None` if the change is not to be
     /// repeated.
-    fn row<const N: usize>(&self, oid: u32, mut rows: [Tuple; N]) -> Result<Option<RowsOf<N>>, Error> {
+    fn row<const N: usize>(&mut self, oid: u32, mut rows: [Tuple; N]) -> Result<Option<RowsOf<N>>, Error> {
         let known = self.tables.get(&oid);
         let known =
             known.ok_or_else(|| Error::Pgoutput(format!("a change of relation {oid}, which was not described")))?;
-        let Streamed::Table { table, places, copied } = known else { return Ok(None) };
+        let Streamed::Table { table, places, copied } = known else {
+            self.is_postponed |= matches!(known, Streamed::CopiedLater);
+            return Ok(None);
+        };
         let is_copied = |(copied, open): (&CopySnapshot, &Transaction)| copied.contains(open.xid, self.commit);
         if copied.as_ref().zip(self.open.as_ref()).is_some_and(is_copied) {
             return Ok(None);
@@ -239,7 +248,9 @@ impl Assembler {
             return Ok(());
         }
         if self.partial.is_left_out(relation.oid) {
-            self.tables.insert(relation.oid, Streamed::Skipped);
+            let is_copied_later = self.partial.copying.contains(&relation.oid);
+            let streamed = if is_copied_later { Streamed::CopiedLater } else { Streamed::Skipped };
+            self.tables.insert(relation.oid, streamed);
             return Ok(());
         }
         let def = described(&self.inventory, relation.oid, &relation.schema, &relation.name)?;
@@ -553,6 +564,13 @@ pub(crate) mod tests {
         }
         let mut partial = PartialTables::default();
         partial.copying.insert(5);
+        let mut assembler = Assembler::new(&inventory, partial, 0);
+        assembler.take(Message::Relation(relation(&def)), 0).unwrap();
+        let changes = vec![Message::Delete { relation: 5, old: row(["1", "a", "b"]) }];
+        let kept = transaction(&mut assembler, changes);
+        assert!(matches!(&kept, Item::Transaction(empty) if empty.writes.is_empty() && empty.stamp == 12), "{kept:?}");
+        let mut partial = PartialTables::default();
+        partial.gone.insert(5);
         let mut assembler = Assembler::new(&inventory, partial, 0);
         assembler.take(Message::Relation(relation(&def)), 0).unwrap();
         let changes = vec![Message::Delete { relation: 5, old: row(["1", "a", "b"]) }];

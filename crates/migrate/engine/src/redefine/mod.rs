@@ -132,6 +132,48 @@ pub(crate) struct Redefinition<'r, 'j> {
     copied: Vec<u32>,
     /// Extensions whose version may have changed.
     extensions: Vec<String>,
+    /// What is dropped on the target at the beginning of the next attempt, and made again.
+    replaced: Replaced,
+}
+
+/// Tables and types of the target that no statement brings to what the source has.
+#[derive(Debug, Default)]
+struct Replaced {
+    /// Names of tables, and statements that drop types, which come after the tables that use them.
+    tables: BTreeSet<String>,
+    types: BTreeSet<String>,
+    /// What was dropped in an earlier attempt, and is not dropped again.
+    done: HashSet<String>,
+}
+
+impl Replaced {
+    fn is_empty(&self) -> bool {
+        self.tables.is_empty() && self.types.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.tables.clear();
+        self.types.clear();
+    }
+
+    fn add_table(&mut self, name: String) {
+        if !self.done.contains(&name) {
+            self.tables.insert(name);
+        }
+    }
+
+    fn add_type(&mut self, drop: String) {
+        if !self.done.contains(&drop) {
+            self.types.insert(drop);
+        }
+    }
+
+    /// Takes what is to be dropped now.
+    fn take(&mut self) -> (BTreeSet<String>, BTreeSet<String>) {
+        let taken = (std::mem::take(&mut self.tables), std::mem::take(&mut self.types));
+        self.done.extend(taken.0.iter().chain(&taken.1).cloned());
+        taken
+    }
 }
 
 impl<'r, 'j> Redefinition<'r, 'j> {
@@ -186,6 +228,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             made: HashSet::new(),
             copied: Vec::new(),
             extensions,
+            replaced: Replaced::default(),
         }))
     }
 
@@ -267,14 +310,22 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             Err(error) if may_be_cause(&error) && self.have_changed(&now).await? => return Ok(None),
             Err(error) => return Err(error),
         };
+        self.replaced.clear();
         let left = self.converge(&now, true, &|entry: &Entry| foreign_keys(entry) && entry.kind != FOREIGN_KEY).await?;
-        if let Err(error) = self.copy_tables(&now, &snapshot).await {
-            // What could not be made explains it.
-            return Err(if left.is_empty() { error } else { Error::SchemaChanged(left.join("; ")) });
+        // What could not be made explains it.
+        let explained = |left: Vec<String>, replaced: &Replaced| match replaced.is_empty() {
+            true => Err(Error::SchemaChanged(left.join("; "))),
+            false => Ok(None),
+        };
+        match self.copy_tables(&now, &snapshot).await {
+            Err(error) if left.is_empty() => return Err(error),
+            Err(_) => return explained(left, &self.replaced),
+            Ok(()) => {}
         }
+        self.replaced.clear();
         let left = self.converge(&now, true, &foreign_keys).await?;
         if !left.is_empty() {
-            return Err(Error::SchemaChanged(left.join("; ")));
+            return explained(left, &self.replaced);
         }
         self.compare(&now, with_foreign_keys).await?;
         keep_shapes(&mut self.target, &now.shapes).await?;
@@ -368,10 +419,48 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         self.shapes.iter().find(|before| before.relation == shape.relation)
     }
 
-    /// Drops tables of the target whose columns cannot be brought into the source's order: they are created again, and copied.
-    /// Returns true if there were any; others may have gone with them.
+    /// Remembers that a table or type, which no statement brings to what the source has, is made again.
+    async fn replace(&mut self, before: &Entry) -> Result<(), Error> {
+        let name = format!("{}.{}", identifier(&before.schema), identifier(&before.tag));
+        match before.kind.as_str() {
+            "TABLE" => self.replaced.add_table(name),
+            // Columns of these types are dropped with them, so their tables are made again too.
+            "TYPE" | "DOMAIN" => {
+                let users = format!(
+                    "WITH RECURSIVE used (type) AS (SELECT to_regtype({0})::oid UNION SELECT t.oid FROM pg_type t, used u WHERE \
+                     u.type IN (t.typelem, t.typbasetype) OR EXISTS (SELECT FROM pg_range r WHERE r.rngtypid = t.oid AND \
+                     r.rngsubtype = u.type) OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.atttypid \
+                     = u.type AND a.attnum > 0 AND NOT a.attisdropped)) SELECT DISTINCT format('%I.%I', n.nspname, c.relname) \
+                     FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
+                     WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid IN (SELECT type FROM \
+                     used)",
+                    literal(&name)
+                );
+                for row in self.target.query(&users).await? {
+                    self.replaced.add_table(text(&row, 0));
+                }
+                self.replaced.add_type(format!("DROP TYPE IF EXISTS {name} CASCADE"));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Drops what is to be made again, and tables of the target whose columns cannot be brought into the source's order: they are
+    /// created again, and copied. Returns true if there were any; others may have gone with them.
     async fn drop_other_forms(&mut self, now: &SourceDefinitions, there: &[TableShape]) -> Result<bool, Error> {
         let mut is_any = false;
+        let (tables, types) = self.replaced.take();
+        for table in tables {
+            self.target.query(&format!("DROP TABLE IF EXISTS {table} CASCADE")).await?;
+            is_any = true;
+        }
+        for drop in types {
+            self.target.query(&drop).await?;
+        }
+        if is_any {
+            return Ok(true);
+        }
         for shape in &now.shapes {
             let Some(target) = there.iter().find(|target| target.has_name_of(shape)) else { continue };
             if shape.can_be_made_of(self.shape_before(shape), target) {
@@ -491,7 +580,10 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             for (table, statement) in self.table_statements(now, whole).await? {
                 tried += 1;
                 match self.change_table(&table, &statement).await? {
-                    Some(failed) => left.push(failed),
+                    Some(failed) => {
+                        left.push(failed);
+                        self.replaced.add_table(table);
+                    }
                     None => drop(self.made.insert(statement)),
                 }
             }
@@ -640,6 +732,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             return Ok(None);
         }
         if NOT_CASCADED.contains(&entry.kind.as_str()) {
+            self.replace(before).await?;
             return Ok(Some(format!("{} changed in a way that cannot be repeated", entry.display())));
         }
         self.remove(before).await

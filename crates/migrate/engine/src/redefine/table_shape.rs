@@ -27,6 +27,9 @@ pub(crate) struct ColumnShape {
     statistics: i32,
     compression: String,
     options: String,
+    /// Transaction that wrote the column's definition last.
+    #[serde(default)]
+    written: String,
 }
 
 /// A table, or a partitioned table.
@@ -67,7 +70,7 @@ pub(crate) async fn read(link: &mut Link) -> Result<Vec<TableShape>, Error> {
              'generated', CASE a.attgenerated WHEN '' THEN NULL ELSE pg_get_expr(d.adbin, d.adrelid) END, \
              'identity', CASE WHEN c.relispartition THEN '' ELSE a.attidentity::text END, 'storage', a.attstorage::text, \
              'statistics', coalesce(a.attstattarget, -1), \
-             'compression', a.attcompression::text, 'options', \
+             'compression', a.attcompression::text, 'written', a.xmin::text, 'options', \
              array_to_string(ARRAY(SELECT o FROM unnest(a.attoptions) o WHERE o !~ '^pg_'), ', ')) ORDER BY a.attnum) \
              FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND \
              d.adnum = a.attnum WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '[]'), \
@@ -120,7 +123,10 @@ impl TableShape {
             let other_name = before.columns.iter().any(|old| old.number == column.number && old.name != column.name);
             other_name || before.column(&column.name).is_some_and(|old| old.number != column.number)
         };
-        let rewritten = self.file != before.file && structure(self) != structure(before);
+        // TRUNCATE, VACUUM and the like make new files too, and write no columns.
+        let written = |of: &TableShape| of.columns.iter().map(|column| column.written.clone()).collect::<Vec<_>>();
+        let is_altered = structure(self) != structure(before) || written(self) != written(before);
+        let rewritten = self.file != before.file && is_altered;
         !self.has_name_of(before)
             || self.partitioned != before.partitioned
             || self.key != before.key
@@ -311,6 +317,7 @@ impl Default for ColumnShape {
             statistics: -1,
             compression: nothing(),
             options: nothing(),
+            written: nothing(),
         }
     }
 }

@@ -17,6 +17,7 @@ mod object_kinds;
 mod operators;
 mod placement;
 mod poolers;
+mod random_definitions;
 mod redefinition;
 mod regress;
 mod rehearsal;

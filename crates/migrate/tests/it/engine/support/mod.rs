@@ -256,12 +256,15 @@ pub(crate) fn assert_same_definitions(bench: &Bench) {
     };
     assert_eq!((lines(&source, &target), lines(&target, &source)), Default::default());
     // Rights of an object are printed in the order in which they were given.
-    let sorted = |text: &str| {
-        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        lines.sort();
-        lines
+    let counts = |text: &str| {
+        let mut counts = std::collections::BTreeMap::<String, usize>::new();
+        text.lines().for_each(|line| *counts.entry(line.to_owned()).or_default() += 1);
+        counts
     };
-    assert_eq!(sorted(&source), sorted(&target));
+    let (here, there) = (counts(&source), counts(&target));
+    let other = here.iter().filter(|(line, count)| there.get(*line) != Some(*count));
+    let other: Vec<_> = other.map(|(line, count)| (line, *count, there.get(line))).collect();
+    assert!(other.is_empty(), "{other:?}");
 }
 
 fn serve(stream: UnixStream, fake_proxy: &Mutex<FakeProxy>) {
