@@ -258,7 +258,7 @@ pub(crate) fn assert_same_definitions(bench: &Bench) {
     // Rights of an object are printed in the order in which they were given.
     let counts = |text: &str| {
         let mut counts = std::collections::BTreeMap::<String, usize>::new();
-        text.lines().for_each(|line| *counts.entry(line.to_owned()).or_default() += 1);
+        text.lines().filter(|line| !line.is_empty()).for_each(|line| *counts.entry(line.to_owned()).or_default() += 1);
         counts
     };
     let (here, there) = (counts(&source), counts(&target));
