@@ -59,6 +59,15 @@ fn places(entries: &[Entry]) -> BTreeMap<u32, usize> {
     entries.iter().enumerate().map(|(at, entry)| (entry.id, at)).collect()
 }
 
+/// Entries of a target that are not as in a dump of another database of the same server, or not in it.
+pub(crate) fn differing_there<'e>(target: &'e [Entry], wanted: &[Entry]) -> Vec<&'e Entry> {
+    let wanted = keyed(wanted);
+    let differs = |(key, entry): &(&Key<'_>, &&Entry)| {
+        wanted.get(*key).is_none_or(|same| !is_same(entry, same, is_ours_on_target))
+    };
+    keyed(target).iter().filter(differs).map(|(_, entry)| *entry).collect()
+}
+
 /// Names of entries that differ between two dumps of one server, each with the first line that does.
 pub(crate) fn differing(one: &[Entry], other: &[Entry]) -> Vec<String> {
     let (left, right) = (keyed(one), keyed(other));

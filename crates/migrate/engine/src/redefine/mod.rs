@@ -55,9 +55,9 @@ use stillpoint_migrate_postgres::link::{Link, Purpose, ServerError, SessionRight
 use table_shape::TableShape;
 
 /// Attempts to find a moment at which no definition changes.
-const ROUNDS_MAX: usize = 20;
-/// Time between two attempts.
-const ROUND_PAUSE: Duration = Duration::from_millis(200);
+const ROUNDS_MAX: usize = 40;
+/// Time between the first two attempts, and at most: a job that defines for a minute or two is outlasted.
+const ROUND_PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
 /// Times that differences are made, each with a new dump of the target: what fails because of another difference is made in the
 /// next one.
 const PASSES_MAX: usize = 12;
@@ -139,21 +139,21 @@ pub(crate) struct Redefinition<'r, 'j> {
 /// Tables and types of the target that no statement brings to what the source has.
 #[derive(Debug, Default)]
 struct Replaced {
-    /// Names of tables, and statements that drop types, which come after the tables that use them.
+    /// Names of tables, and statements that drop types and sequences, which come after the tables that use them.
     tables: BTreeSet<String>,
-    types: BTreeSet<String>,
+    drops: BTreeSet<String>,
     /// What was dropped in an earlier attempt, and is not dropped again.
     done: HashSet<String>,
 }
 
 impl Replaced {
     fn is_empty(&self) -> bool {
-        self.tables.is_empty() && self.types.is_empty()
+        self.tables.is_empty() && self.drops.is_empty()
     }
 
     fn clear(&mut self) {
         self.tables.clear();
-        self.types.clear();
+        self.drops.clear();
     }
 
     fn add_table(&mut self, name: String) {
@@ -162,15 +162,15 @@ impl Replaced {
         }
     }
 
-    fn add_type(&mut self, drop: String) {
+    fn add_drop(&mut self, drop: String) {
         if !self.done.contains(&drop) {
-            self.types.insert(drop);
+            self.drops.insert(drop);
         }
     }
 
     /// Takes what is to be dropped now.
     fn take(&mut self) -> (BTreeSet<String>, BTreeSet<String>) {
-        let taken = (std::mem::take(&mut self.tables), std::mem::take(&mut self.types));
+        let taken = (std::mem::take(&mut self.tables), std::mem::take(&mut self.drops));
         self.done.extend(taken.0.iter().chain(&taken.1).cloned());
         taken
     }
@@ -247,7 +247,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         definitions::terminate_makers(&self.options.target, &mut self.target).await?;
         // Without that right they are made in the pause.
         let with_foreign_keys = with_foreign_keys && self.target.rights.may_replicate;
-        let mut last = None;
+        let (mut last, mut pause) = (None, ROUND_PAUSES[0]);
         for _ in 0..ROUNDS_MAX {
             match self.round(horizon, with_foreign_keys).await {
                 Ok(Some((inventory, definitions))) => {
@@ -263,10 +263,12 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                 Err(error) => return Err(error),
             }
             let _ = self.source.query("ROLLBACK").await;
-            tokio::time::sleep(ROUND_PAUSE).await;
+            tokio::time::sleep(pause).await;
+            pause = (pause * 5 / 4).min(ROUND_PAUSES[1]);
         }
         let changes = catalogs::changes(&self.known, &catalogs::read(&mut self.source, &self.options.selection).await?);
-        Err(last.unwrap_or_else(|| Error::SchemaChanged(format!("again and again: {}", changes.join("; ")))))
+        let last = last.map(|error| format!(" ({})", short_message(&error))).unwrap_or_default();
+        Err(Error::SchemaChanged(format!("again and again: {}{last}", changes.join("; "))))
     }
 
     /// Compares the rows of the tables that were copied in this round.
@@ -320,14 +322,20 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         match self.copy_tables(&now, &snapshot).await {
             Err(error) if left.is_empty() => return Err(error),
             Err(_) => return explained(left, &self.replaced),
-            Ok(()) => {}
+            Ok(false) => return Ok(None),
+            Ok(true) => {}
         }
         self.replaced.clear();
         let left = self.converge(&now, true, &foreign_keys).await?;
         if !left.is_empty() {
             return explained(left, &self.replaced);
         }
-        self.compare(&now, with_foreign_keys).await?;
+        self.replaced.clear();
+        match self.compare(&now, with_foreign_keys).await {
+            // What came and went between two attempts is in no dump of the source.
+            Err(Error::SchemaChanged(_)) if !self.replaced.is_empty() => return Ok(None),
+            compared => compared?,
+        }
         keep_shapes(&mut self.target, &now.shapes).await?;
         let dump = read_memory(&now.file)?;
         self.journal.lock().record_redefined(self.number, &dump, &now.definitions)?;
@@ -352,6 +360,13 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             journal.lock().update(|record| record.identities.push(change))
         })
         .await?;
+        // Before the log can have changes of a table that is gone when it is looked at again.
+        let new = tables.tables.iter().map(|table| table.oid);
+        let new = new.filter(|oid| self.shapes.iter().all(|before| before.relation != *oid));
+        let sql = PartialTables::record_copying(new);
+        if !sql.is_empty() {
+            self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
+        }
         let is_new = replication_objects::publish_new(&mut self.source, &tables).await?;
         replication_objects::withdraw_others(&mut self.source, &tables).await?;
         // The snapshot must see all of a transaction of which the log reports a part.
@@ -439,9 +454,28 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                 for row in self.target.query(&users).await? {
                     self.replaced.add_table(text(&row, 0));
                 }
-                self.replaced.add_type(format!("DROP TYPE IF EXISTS {name} CASCADE"));
+                self.replaced.add_drop(format!("DROP TYPE IF EXISTS {name} CASCADE"));
             }
-            _ => {}
+            // One of a column is made with its table.
+            "SEQUENCE" => {
+                let owner = format!(
+                    "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_depend d JOIN pg_class c ON c.oid = d.refobjid JOIN \
+                     pg_namespace n ON n.oid = c.relnamespace WHERE d.classid = 'pg_class'::regclass AND d.refclassid = \
+                     'pg_class'::regclass AND d.objid = to_regclass({}) AND d.deptype IN ('a', 'i') AND d.refobjsubid > 0",
+                    literal(&name)
+                );
+                match self.target.value(&owner).await? {
+                    Some(table) => self.replaced.add_table(table),
+                    None => self.replaced.add_drop(format!("DROP SEQUENCE IF EXISTS {name} CASCADE")),
+                }
+            }
+            kind if NOT_CASCADED.contains(&kind) => {}
+            _ => {
+                let drop = before.drop.trim_end().trim_end_matches(';');
+                if drop.starts_with("DROP ") {
+                    self.replaced.add_drop(format!("{} CASCADE", drop.replacen(" IF EXISTS", "", 1)));
+                }
+            }
         }
         Ok(())
     }
@@ -450,13 +484,17 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     /// created again, and copied. Returns true if there were any; others may have gone with them.
     async fn drop_other_forms(&mut self, now: &SourceDefinitions, there: &[TableShape]) -> Result<bool, Error> {
         let mut is_any = false;
-        let (tables, types) = self.replaced.take();
+        let (tables, drops) = self.replaced.take();
         for table in tables {
             self.target.query(&format!("DROP TABLE IF EXISTS {table} CASCADE")).await?;
             is_any = true;
         }
-        for drop in types {
-            self.target.query(&drop).await?;
+        for drop in drops {
+            // Another one may have taken it along.
+            match self.target.query(&drop).await {
+                Err(ServerError::Sql { code, .. }) if IS_ABSENT.contains(&code.as_str()) => {}
+                dropped => dropped.map(|_| ())?,
+            }
         }
         if is_any {
             return Ok(true);
@@ -723,7 +761,11 @@ impl<'r, 'j> Redefinition<'r, 'j> {
     /// Gives an entry its new text: in place, or by removing it, so that the next pass makes it.
     async fn change(&mut self, before: &Entry, entry: &Entry) -> Result<Option<String>, Error> {
         if let Some(labels) = self.new_labels(entry).await? {
-            return self.attempt(&labels, &entry.display()).await;
+            let failed = self.attempt(&labels, &entry.display()).await?;
+            if failed.is_some() {
+                self.replace(before).await?;
+            }
+            return Ok(failed);
         }
         let database = identifier(&self.options.target.database);
         if let Some(statement) = changes::replacement(before, entry, &database)
@@ -757,12 +799,13 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         Ok(name.map(|name| enum_labels::statements(&name, &wanted, &there)))
     }
 
-    /// Copies the tables that are not repeated yet, as the snapshot sees them.
+    /// Copies the tables that are not repeated yet, as the snapshot sees them. Returns false if it does not see all of their rows:
+    /// an earlier snapshot finds nothing in a table that TRUNCATE or ALTER TABLE gives a new file.
     async fn copy_tables(
         &mut self,
         now: &SourceDefinitions,
         (name, snapshot): &(String, CopySnapshot),
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let partial = PartialTables::read(&mut self.target).await?;
         let tables: Vec<TableDef> =
             now.inventory.tables.iter().filter(|table| partial.copying.contains(&table.oid)).cloned().collect();
@@ -782,15 +825,24 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                 &throttle,
             )
             .await?;
+            let numbers: Vec<String> = tables.iter().map(|table| table.oid.to_string()).collect();
+            let files =
+                format!("SELECT oid, relfilenode FROM pg_class WHERE oid IN ({}) ORDER BY 1", numbers.join(", "));
+            if self.source.query(&files).await? != self.asking.query(&files).await? {
+                return Ok(false);
+            }
         }
-        let sql = PartialTables::record_copied(tables.iter().map(|table| table.oid), snapshot);
+        // Those that came and went between two attempts may be in the log.
+        let gone = partial.copying.iter().copied().filter(|oid| tables.iter().all(|table| table.oid != *oid));
+        let sql = PartialTables::record_gone(gone)
+            + &PartialTables::record_copied(tables.iter().map(|table| table.oid), snapshot);
         self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
         self.copied = tables.iter().map(|table| table.oid).collect();
         let copied: Vec<String> = tables.iter().map(TableDef::qualified).collect();
         if !copied.is_empty() {
             self.target.query(&format!("ANALYZE {}", copied.join(", "))).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Compares the target with a database that is made from the source's definitions alone.
@@ -809,6 +861,9 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             let differing = changes::differing(&dumps[0], &dumps[1]);
             if differing.is_empty() {
                 return Ok(());
+            }
+            for entry in changes::differing_there(&dumps[0], &dumps[1]) {
+                self.replace(entry).await?;
             }
             Err(Error::SchemaChanged(format!("the target does not become the same: {}", differing.join("; "))))
         };
