@@ -22,12 +22,12 @@
 
 mod changes;
 mod enum_labels;
+mod replaced;
+mod table_copies;
 mod table_shape;
 
 use crate::archive::{self, DATABASE_SETTINGS, Entry};
 use crate::catalogs::{self, Definitions};
-use crate::copied_pages::CopiedPages;
-use crate::copy::{CopiedAmount, View, copy};
 use crate::definitions::{self, Dump, RejectedDefinition};
 use crate::follow_state::{FollowState, compare_between};
 use crate::journal::SharedJournal;
@@ -40,13 +40,14 @@ use crate::report::short_message;
 use crate::selection::LeftOut;
 use crate::{Capture, Roles, fence, roles};
 
-use std::collections::{BTreeSet, HashSet};
+use replaced::Replaced;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_events::migrate;
 use stillpoint_host::kernel_files;
-use stillpoint_migrate_apply::inventory::{Inventory, TableDef};
+use stillpoint_migrate_apply::inventory::Inventory;
 use stillpoint_migrate_apply::partial_tables::{CopySnapshot, PartialTables};
 use stillpoint_migrate_apply::replication_objects::{self, PUBLICATIONS};
 use stillpoint_migrate_apply::throttle::Throttle;
@@ -134,46 +135,6 @@ pub(crate) struct Redefinition<'r, 'j> {
     extensions: Vec<String>,
     /// What is dropped on the target at the beginning of the next attempt, and made again.
     replaced: Replaced,
-}
-
-/// Tables and types of the target that no statement brings to what the source has.
-#[derive(Debug, Default)]
-struct Replaced {
-    /// Names of tables, and statements that drop types and sequences, which come after the tables that use them.
-    tables: BTreeSet<String>,
-    drops: BTreeSet<String>,
-    /// What was dropped in an earlier attempt, and is not dropped again.
-    done: HashSet<String>,
-}
-
-impl Replaced {
-    fn is_empty(&self) -> bool {
-        self.tables.is_empty() && self.drops.is_empty()
-    }
-
-    fn clear(&mut self) {
-        self.tables.clear();
-        self.drops.clear();
-    }
-
-    fn add_table(&mut self, name: String) {
-        if !self.done.contains(&name) {
-            self.tables.insert(name);
-        }
-    }
-
-    fn add_drop(&mut self, drop: String) {
-        if !self.done.contains(&drop) {
-            self.drops.insert(drop);
-        }
-    }
-
-    /// Takes what is to be dropped now.
-    fn take(&mut self) -> (BTreeSet<String>, BTreeSet<String>) {
-        let taken = (std::mem::take(&mut self.tables), std::mem::take(&mut self.drops));
-        self.done.extend(taken.0.iter().chain(&taken.1).cloned());
-        taken
-    }
 }
 
 impl<'r, 'j> Redefinition<'r, 'j> {
@@ -386,153 +347,6 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         shapes.retain(|shape| !left_out.has_relation(shape.relation));
         let entries = entries(&read_memory(&file)?)?;
         Ok(SourceDefinitions { inventory, definitions, shapes, entries, file })
-    }
-
-    /// Records which tables are not to be repeated until they are copied, and which columns are gone.
-    async fn record_partial(&mut self, now: &SourceDefinitions) -> Result<(), Error> {
-        let mut there = table_shape::read(&mut self.target).await?;
-        while self.drop_other_forms(now, &there).await? {
-            there = table_shape::read(&mut self.target).await?;
-        }
-        // One that left the selection in an earlier attempt may be back.
-        let left = PartialTables::read(&mut self.target).await?.gone;
-        let mut copying = BTreeSet::new();
-        let mut dropped = Vec::new();
-        for shape in &now.shapes {
-            let before = self.shape_before(shape);
-            let target = there.iter().find(|target| target.has_name_of(shape));
-            let is_whole = match (before, target) {
-                (Some(before), Some(target)) => {
-                    dropped.extend(shape.dropped_since(before).into_iter().map(|name| (shape.relation, name)));
-                    !shape.needs_copy_since(before)
-                        && !shape.lost_columns(before, target)
-                        && !left.contains(&shape.relation)
-                }
-                _ => false,
-            };
-            if !is_whole && !shape.partitioned {
-                copying.insert(shape.relation);
-            }
-        }
-        let gone = self.shapes.iter().filter(|before| now.shapes.iter().all(|shape| shape.relation != before.relation));
-        let gone = PartialTables::record_gone(gone.map(|before| before.relation));
-        let sql = gone + &PartialTables::record_copying(copying) + &PartialTables::record_dropped(&dropped);
-        if !sql.is_empty() {
-            self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
-        }
-        // A table that is copied is emptied at once: what follows is quick then, and no rule for rows can fail.
-        let partial = PartialTables::read(&mut self.target).await?;
-        for shape in now.shapes.iter().filter(|shape| partial.copying.contains(&shape.relation)) {
-            if there.iter().any(|target| target.has_name_of(shape)) {
-                self.empty(&shape.qualified()).await?;
-            }
-        }
-        Ok(())
-    }
-
-    fn shape_before(&self, shape: &TableShape) -> Option<&TableShape> {
-        self.shapes.iter().find(|before| before.relation == shape.relation)
-    }
-
-    /// Remembers that a table or type, which no statement brings to what the source has, is made again.
-    async fn replace(&mut self, before: &Entry) -> Result<(), Error> {
-        let name = format!("{}.{}", identifier(&before.schema), identifier(&before.tag));
-        match before.kind.as_str() {
-            "TABLE" => self.replaced.add_table(name),
-            // Columns of these types are dropped with them, so their tables are made again too.
-            "TYPE" | "DOMAIN" => {
-                let users = format!(
-                    "WITH RECURSIVE used (type) AS (SELECT to_regtype({0})::oid UNION SELECT t.oid FROM pg_type t, used u WHERE \
-                     u.type IN (t.typelem, t.typbasetype) OR EXISTS (SELECT FROM pg_range r WHERE r.rngtypid = t.oid AND \
-                     r.rngsubtype = u.type) OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.atttypid \
-                     = u.type AND a.attnum > 0 AND NOT a.attisdropped)) SELECT DISTINCT format('%I.%I', n.nspname, c.relname) \
-                     FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
-                     WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid IN (SELECT type FROM \
-                     used)",
-                    literal(&name)
-                );
-                for row in self.target.query(&users).await? {
-                    self.replaced.add_table(text(&row, 0));
-                }
-                self.replaced.add_drop(format!("DROP TYPE IF EXISTS {name} CASCADE"));
-            }
-            // One of a column is made with its table.
-            "SEQUENCE" => {
-                let owner = format!(
-                    "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_depend d JOIN pg_class c ON c.oid = d.refobjid JOIN \
-                     pg_namespace n ON n.oid = c.relnamespace WHERE d.classid = 'pg_class'::regclass AND d.refclassid = \
-                     'pg_class'::regclass AND d.objid = to_regclass({}) AND d.deptype IN ('a', 'i') AND d.refobjsubid > 0",
-                    literal(&name)
-                );
-                match self.target.value(&owner).await? {
-                    Some(table) => self.replaced.add_table(table),
-                    None => self.replaced.add_drop(format!("DROP SEQUENCE IF EXISTS {name} CASCADE")),
-                }
-            }
-            kind if NOT_CASCADED.contains(&kind) => {}
-            _ => {
-                let drop = before.drop.trim_end().trim_end_matches(';');
-                if drop.starts_with("DROP ") {
-                    self.replaced.add_drop(format!("{} CASCADE", drop.replacen(" IF EXISTS", "", 1)));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Drops what is to be made again, and tables of the target whose columns cannot be brought into the source's order: they are
-    /// created again, and copied. Returns true if there were any; others may have gone with them.
-    async fn drop_other_forms(&mut self, now: &SourceDefinitions, there: &[TableShape]) -> Result<bool, Error> {
-        let mut is_any = false;
-        let (tables, drops) = self.replaced.take();
-        for table in tables {
-            self.target.query(&format!("DROP TABLE IF EXISTS {table} CASCADE")).await?;
-            is_any = true;
-        }
-        for drop in drops {
-            // Another one may have taken it along.
-            match self.target.query(&drop).await {
-                Err(ServerError::Sql { code, .. }) if IS_ABSENT.contains(&code.as_str()) => {}
-                dropped => dropped.map(|_| ())?,
-            }
-        }
-        if is_any {
-            return Ok(true);
-        }
-        for shape in &now.shapes {
-            let Some(target) = there.iter().find(|target| target.has_name_of(shape)) else { continue };
-            if shape.can_be_made_of(self.shape_before(shape), target) {
-                continue;
-            }
-            let table = shape.qualified();
-            // They would lose a column with the type.
-            let users = format!(
-                "SELECT count(*) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid \
-                 WHERE c.relkind IN ('r', 'p') AND NOT a.attisdropped AND {}::regclass IN (t.typrelid, (SELECT e.typrelid FROM \
-                 pg_type e WHERE e.oid = t.typelem))",
-                literal(&table)
-            );
-            if self.target.text(&users).await? != "0" {
-                let why =
-                    format!("table {}.{}, whose type other tables use, has other columns", shape.schema, shape.name);
-                return Err(Error::SchemaChanged(why));
-            }
-            self.target.query(&format!("DROP TABLE {table} CASCADE")).await?;
-            is_any = true;
-        }
-        Ok(is_any)
-    }
-
-    /// Removes all rows of a table on the target.
-    async fn empty(&mut self, table: &str) -> Result<(), Error> {
-        match self.target.query(&format!("TRUNCATE ONLY {table}")).await {
-            // Other tables refer to it.
-            Err(ServerError::Sql { code, .. }) if code == IS_UNSUPPORTED => {
-                self.target.query(&format!("DELETE FROM ONLY {table}")).await.map(drop)?;
-                Ok(())
-            }
-            emptied => Ok(emptied.map(drop)?),
-        }
     }
 
     /// Starts to follow with these tables.
@@ -763,7 +577,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         if let Some(labels) = self.new_labels(entry).await? {
             let failed = self.attempt(&labels, &entry.display()).await?;
             if failed.is_some() {
-                self.replace(before).await?;
+                self.replaced.add(before, &mut self.target).await?;
             }
             return Ok(failed);
         }
@@ -774,7 +588,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
             return Ok(None);
         }
         if NOT_CASCADED.contains(&entry.kind.as_str()) {
-            self.replace(before).await?;
+            self.replaced.add(before, &mut self.target).await?;
             return Ok(Some(format!("{} changed in a way that cannot be repeated", entry.display())));
         }
         self.remove(before).await
@@ -799,52 +613,6 @@ impl<'r, 'j> Redefinition<'r, 'j> {
         Ok(name.map(|name| enum_labels::statements(&name, &wanted, &there)))
     }
 
-    /// Copies the tables that are not repeated yet, as the snapshot sees them. Returns false if it does not see all of their rows:
-    /// an earlier snapshot finds nothing in a table that TRUNCATE or ALTER TABLE gives a new file.
-    async fn copy_tables(
-        &mut self,
-        now: &SourceDefinitions,
-        (name, snapshot): &(String, CopySnapshot),
-    ) -> Result<bool, Error> {
-        let partial = PartialTables::read(&mut self.target).await?;
-        let tables: Vec<TableDef> =
-            now.inventory.tables.iter().filter(|table| partial.copying.contains(&table.oid)).cloned().collect();
-        for table in &tables {
-            self.empty(&table.qualified()).await?;
-        }
-        if !tables.is_empty() {
-            let (copied, throttle) = (Arc::new(CopiedAmount::default()), Arc::new(Throttle::unlimited()));
-            let Options { source, target, copy_jobs, .. } = &self.options;
-            copy(
-                [source, target],
-                View::Snapshot(name.clone()),
-                &tables,
-                &CopiedPages::new(),
-                *copy_jobs,
-                &copied,
-                &throttle,
-            )
-            .await?;
-            let numbers: Vec<String> = tables.iter().map(|table| table.oid.to_string()).collect();
-            let files =
-                format!("SELECT oid, relfilenode FROM pg_class WHERE oid IN ({}) ORDER BY 1", numbers.join(", "));
-            if self.source.query(&files).await? != self.asking.query(&files).await? {
-                return Ok(false);
-            }
-        }
-        // Those that came and went between two attempts may be in the log.
-        let gone = partial.copying.iter().copied().filter(|oid| tables.iter().all(|table| table.oid != *oid));
-        let sql = PartialTables::record_gone(gone)
-            + &PartialTables::record_copied(tables.iter().map(|table| table.oid), snapshot);
-        self.target.query(&format!("BEGIN; {sql} COMMIT")).await?;
-        self.copied = tables.iter().map(|table| table.oid).collect();
-        let copied: Vec<String> = tables.iter().map(TableDef::qualified).collect();
-        if !copied.is_empty() {
-            self.target.query(&format!("ANALYZE {}", copied.join(", "))).await?;
-        }
-        Ok(true)
-    }
-
     /// Compares the target with a database that is made from the source's definitions alone.
     async fn compare(&mut self, now: &SourceDefinitions, with_foreign_keys: bool) -> Result<(), Error> {
         let scratch = ScratchDatabase::make(&self.options, &now.file).await?;
@@ -863,7 +631,7 @@ impl<'r, 'j> Redefinition<'r, 'j> {
                 return Ok(());
             }
             for entry in changes::differing_there(&dumps[0], &dumps[1]) {
-                self.replace(entry).await?;
+                self.replaced.add(entry, &mut self.target).await?;
             }
             Err(Error::SchemaChanged(format!("the target does not become the same: {}", differing.join("; "))))
         };
