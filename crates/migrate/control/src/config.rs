@@ -215,6 +215,41 @@ pub struct TenantConfig {
     /// File with lines `USER VERIFIER` (`rolname` and `rolpassword` of `pg_authid`). With it the proxy checks passwords
     /// itself; without it, the proxy passes the server's questions on.
     pub verifiers: Option<PathBuf>,
+    /// Idle sessions share connections to the server. Without it each session has its own.
+    pub pool: Option<PoolConfig>,
+}
+
+/// Server connections that idle sessions of a tenant share.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolConfig {
+    /// Maximum number of shared connections of each user. Sessions that keep their connection are not counted.
+    pub servers: usize,
+    /// Maximum number of sessions of each user that wait for a connection.
+    #[serde(default = "default_waiting")]
+    pub waiting: usize,
+    /// Longest wait for a connection, in milliseconds.
+    #[serde(default = "default_wait_ms")]
+    pub wait_ms: u64,
+    /// Time after which an unused connection is closed, in milliseconds.
+    #[serde(default = "default_idle_ms")]
+    pub idle_ms: u64,
+    /// Words of statements after which a session keeps its connection to its end, for example names of functions that
+    /// keep something in their server process.
+    #[serde(default)]
+    pub keep: Vec<String>,
+}
+
+fn default_waiting() -> usize {
+    1000
+}
+
+fn default_wait_ms() -> u64 {
+    10_000
+}
+
+fn default_idle_ms() -> u64 {
+    600_000
 }
 
 fn default_socket_mode() -> String {
@@ -292,6 +327,17 @@ impl Config {
                     "tenant `{name}` names server `{}`, which is not in `[servers]`",
                     tenant.server
                 ));
+            }
+            if let Some(pool) = &tenant.pool {
+                for (key, value) in [("servers", pool.servers as u64), ("wait_ms", pool.wait_ms), ("idle_ms", pool.idle_ms)]
+                {
+                    if value == 0 {
+                        return invalid(format!("`pool.{key}` of tenant `{name}` is 0"));
+                    }
+                }
+                if pool.keep.iter().any(|word| word.len() < 3 || !word.is_ascii()) {
+                    return invalid(format!("a word in `pool.keep` of tenant `{name}` is shorter than 3 ASCII letters"));
+                }
             }
             if name == ANY && tenant.database.is_some() {
                 return invalid("tenant `*` stands for many databases and cannot have `database`".into());

@@ -301,6 +301,22 @@ pub struct TenantStatus {
     /// Reads that are mirrored to a target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Box<MirrorReport>>,
+    /// Server connections that its sessions share, if it has a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolStatus>,
+}
+
+/// Server connections that sessions of a tenant share, of all users together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PoolStatus {
+    /// Connections that are open, or are being opened.
+    pub open: usize,
+    /// Connections without a session.
+    pub idle: usize,
+    /// Sessions that wait for a connection.
+    pub waiting: usize,
+    /// Sessions that keep a connection of their own.
+    pub kept: usize,
 }
 
 /// Phase of a tenant.
@@ -333,10 +349,13 @@ pub struct SessionStatus {
     /// State that it holds and that cannot be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
+    /// Reason why it keeps its server connection, where idle sessions of its tenant share theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<String>,
     /// Process id that its client has, once it has logged in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
-    /// Process id of its server process, which differs after a switch.
+    /// Process id of its server process, which differs after a switch. A session without a connection has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<u32>,
     /// True if it has a counterpart at the target that carries the same state.

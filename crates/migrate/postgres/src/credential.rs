@@ -67,6 +67,14 @@ fn is_stored_form(stored: &str) -> bool {
 }
 
 impl Credential {
+    /// Returns true if the proxy can log in with it again at a server that knows the same secret.
+    pub fn is_repeatable(&self) -> bool {
+        match self.login {
+            Login::Trusted | Login::Password(_) | Login::Keys(_) => true,
+            Login::Md5 | Login::Observed(_) => self.stored.is_some(),
+        }
+    }
+
     /// Password in plain text, if there is one.
     pub(crate) fn password(&self) -> Option<&[u8]> {
         match &self.login {

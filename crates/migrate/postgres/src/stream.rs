@@ -14,6 +14,16 @@ pub enum Raw {
     Tcp(TcpStream),
     /// Connection over a socket of the file system.
     Unix(UnixStream),
+    /// Place of a connection that is not there: nothing can be read from it, and nothing written.
+    Vacant,
+}
+
+impl Raw {
+    /// Returns true if there is no connection.
+    #[inline]
+    pub fn is_vacant(&self) -> bool {
+        matches!(self, Raw::Vacant)
+    }
 }
 
 /// Receiving half of a connection.
@@ -31,6 +41,12 @@ pub enum Stream {
 }
 
 impl Stream {
+    /// Returns true if there is no connection.
+    #[inline]
+    pub fn is_vacant(&self) -> bool {
+        matches!(self, Stream::Plain(raw) if raw.is_vacant())
+    }
+
     /// Returns true if the connection is encrypted.
     pub fn is_tls(&self) -> bool {
         matches!(self, Stream::Tls(_))
@@ -54,7 +70,7 @@ impl Stream {
         };
         match raw {
             Raw::Tcp(stream) => Some(stream),
-            Raw::Unix(_) => None,
+            Raw::Unix(_) | Raw::Vacant => None,
         }
     }
 
@@ -83,6 +99,8 @@ impl AsyncRead for Raw {
         match self.get_mut() {
             Raw::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Raw::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+            // No byte will ever come: the task is woken by its other events.
+            Raw::Vacant => Poll::Pending,
         }
     }
 }
@@ -93,6 +111,7 @@ impl AsyncWrite for Raw {
         match self.get_mut() {
             Raw::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Raw::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
+            Raw::Vacant => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     }
 
@@ -105,6 +124,7 @@ impl AsyncWrite for Raw {
         match self.get_mut() {
             Raw::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Raw::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Raw::Vacant => Poll::Ready(Ok(())),
         }
     }
 }

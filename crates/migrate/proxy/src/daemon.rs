@@ -28,6 +28,8 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for which an address may still be in use: the kernel closes a dead process's sockets one after the other, its
 /// lock among them.
 const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval at which pools are looked at.
+const POOL_INTERVAL: Duration = Duration::from_millis(100);
 const BIND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Serves until a signal ends it: SIGTERM lets transactions end, SIGINT does not. SIGHUP reloads the file. Calls
@@ -114,6 +116,7 @@ async fn serve(
         tasks.spawn(accept(listener, workers.clone()));
     }
     tasks.spawn(accept_control(control, proxy.clone()));
+    tasks.spawn(watch_pools(proxy.clone()));
     tracing::info!(listen = ?config.listen.iter().map(Endpoint::to_string).collect::<Vec<_>>(), workers = count, "serving");
     started(&config);
 
@@ -199,6 +202,14 @@ fn reload(path: &Path, proxy: &Proxy) {
 
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into)
+}
+
+/// Ends waits for connections at their limit, and closes shared connections that are unused or dead.
+async fn watch_pools(proxy: Arc<Proxy>) {
+    loop {
+        tokio::time::sleep(POOL_INTERVAL).await;
+        proxy.tenants().iter().flat_map(|tenant| tenant.pools()).for_each(|pools| pools.tick());
+    }
 }
 
 /// Accepts no faster than workers take connections over: accepted connections hold open files, and the limit on unnamed

@@ -7,7 +7,7 @@ use crate::mutex::lock;
 use crate::process_ids::ProcessIds;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use stillpoint_migrate_control::Activity;
@@ -30,6 +30,8 @@ pub(crate) struct Entry {
     activity: AtomicU8,
     busy_since_us: AtomicU64,
     pinned: Mutex<Option<String>>,
+    /// Reason why it shares no server connection, although its tenant has a pool.
+    kept: Mutex<Option<String>>,
     /// Key that its client has, once it has logged in.
     key: OnceLock<CancelKey>,
     process: Mutex<Option<ServerProcess>>,
@@ -43,6 +45,29 @@ pub(crate) struct ServerProcess {
     pub(crate) key: CancelKey,
     /// Ids of the tenant's sessions at that server.
     pub(crate) ids: Arc<ProcessIds>,
+    /// Number of requests to cancel that are on their way to the process.
+    pub(crate) cancels: Arc<AtomicUsize>,
+}
+
+/// A request to cancel on its way to a server process: until this is dropped, no other session gets the process.
+#[derive(Debug)]
+pub(crate) struct Cancelling {
+    pub(crate) server: Arc<Server>,
+    pub(crate) key: CancelKey,
+    cancels: Arc<AtomicUsize>,
+}
+
+impl Cancelling {
+    /// Records that the request may reach the process at any time from now on: no other session may ever get it.
+    pub(crate) fn never_ends(&self) {
+        self.cancels.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Cancelling {
+    fn drop(&mut self) {
+        self.cancels.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl fmt::Debug for Entry {
@@ -87,6 +112,7 @@ impl Entry {
             activity: AtomicU8::new(Activity::Starting as u8),
             busy_since_us: AtomicU64::new(now_us()),
             pinned: Mutex::new(None),
+            kept: Mutex::new(None),
             key: OnceLock::new(),
             process: Mutex::new(None),
         };
@@ -140,6 +166,15 @@ impl Entry {
         *lock(&self.pinned) = why;
     }
 
+    /// Reason why it keeps its server connection, if it does and its tenant has a pool.
+    pub(crate) fn kept(&self) -> Option<String> {
+        lock(&self.kept).clone()
+    }
+
+    pub(crate) fn set_kept(&self, why: Option<String>) {
+        *lock(&self.kept) = why;
+    }
+
     /// Process id that its client has, once it has logged in.
     pub(crate) fn client_process(&self) -> Option<u32> {
         self.key.get().map(|key| key.pid)
@@ -156,6 +191,13 @@ impl Entry {
             process.ids.enter(process.key.pid, client);
         }
         *lock(&self.process) = Some(process);
+    }
+
+    /// Records that the session has no server process any more. Returns true if no request to cancel is on its way to
+    /// the one that it had, so that another session may have it.
+    pub(crate) fn take_process(&self) -> bool {
+        let process = lock(&self.process).take();
+        process.is_none_or(|process| process.cancels.load(Ordering::Acquire) == 0)
     }
 
     /// Returns true if this is the session's server process.
@@ -240,7 +282,7 @@ impl Directory {
 
     /// Server and key for a request to cancel; `None` if no session has this key. Of the sessions with the same process
     /// id, the secret finds one.
-    pub(crate) fn canceller(&self, key: &CancelKey) -> Option<(Arc<Server>, CancelKey)> {
+    pub(crate) fn canceller(&self, key: &CancelKey) -> Option<Cancelling> {
         let entries = lock(&self.entries);
         let mut found = None;
         for entry in entries.by_process.get(&key.pid).map_or(&[][..], Vec::as_slice) {
@@ -249,7 +291,11 @@ impl Directory {
             }
         }
         let process = lock(&found?.process);
-        process.as_ref().map(|process| (process.server.clone(), process.key.clone()))
+        process.as_ref().map(|process| {
+            // The lock is held: the session cannot give its process away meanwhile.
+            process.cancels.fetch_add(1, Ordering::AcqRel);
+            Cancelling { server: process.server.clone(), key: process.key.clone(), cancels: process.cancels.clone() }
+        })
     }
 
     pub(crate) fn leave(&self, id: u32) {
@@ -289,7 +335,7 @@ mod tests {
 
     fn process(ids: &Arc<ProcessIds>, pid: u32) -> ServerProcess {
         let key = CancelKey { pid, secret: pid.to_be_bytes().to_vec() };
-        ServerProcess { server: server(), key, ids: ids.clone() }
+        ServerProcess { server: server(), key, ids: ids.clone(), cancels: Arc::default() }
     }
 
     /// A session that has logged in, and its client's key.
@@ -305,7 +351,7 @@ mod tests {
         let (waiting, _commands) = directory.enter(identity("t"), 10, Arc::default()).unwrap();
         let (_entry, key) = session(&directory, "t", process(&Arc::default(), 99));
         assert_eq!((key.pid, key.secret.len()), (99, 32));
-        assert_eq!(directory.canceller(&key).unwrap().1, process(&Arc::default(), 99).key);
+        assert_eq!(directory.canceller(&key).unwrap().key, process(&Arc::default(), 99).key);
         for secret in [vec![], key.secret[..4].to_vec(), vec![0; 32], [&key.secret[..], &[0]].concat()] {
             assert!(directory.canceller(&CancelKey { pid: key.pid, secret }).is_none());
         }
@@ -326,7 +372,7 @@ mod tests {
             ids.iter().enumerate().map(|(at, ids)| session(&directory, &tenant(at), process(ids, 7))).collect();
         for (entry, key) in &sessions {
             assert_eq!(key.pid, 7, "each client has its server's own id");
-            assert!(Arc::ptr_eq(&directory.canceller(key).unwrap().0, &lock(&entry.process).as_ref().unwrap().server));
+            assert!(Arc::ptr_eq(&directory.canceller(key).unwrap().server, &lock(&entry.process).as_ref().unwrap().server));
         }
         directory.leave(sessions[1].0.id);
         assert!(directory.canceller(&sessions[1].1).is_none());
@@ -340,7 +386,7 @@ mod tests {
         let (moved, key) = session(&directory, "t", process(&source, 7));
         moved.move_to(process(&target, 8));
         assert_eq!((moved.client_process(), moved.backend()), (Some(7), Some(8)));
-        assert_eq!(directory.canceller(&key).unwrap().1.pid, 8);
+        assert_eq!(directory.canceller(&key).unwrap().key.pid, 8);
         assert_eq!(target.of_clients(8), 7);
         // The target gives the id to another process, of this tenant and of another one.
         let (newcomer, other) = session(&directory, "t", process(&target, 7));

@@ -20,6 +20,7 @@ use crate::batch::Batch;
 use crate::command::Command;
 use crate::error::SessionError;
 use crate::polled_stream::PolledStream;
+use crate::pool::waiter::Grant;
 use crate::session::pump::{Event, NextStep, Pump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -29,10 +30,13 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
+
+pub(crate) mod seats;
 
 /// Most events from one system call.
 const EVENTS_MAX: usize = 1024;
@@ -40,11 +44,14 @@ const EVENTS_MAX: usize = 1024;
 const GROUP_SESSIONS: usize = crate::buffer::KEPT_MAX / 2;
 /// Event data of the bell; events of sessions have the session's number and the side of the connection.
 const WAKE_TOKEN: u64 = u64::MAX;
+/// Events at a connection that something has arrived, or that it has ended.
+const CHANGES: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
 /// Reason why a session came back.
 type SessionOutcome = Result<Event, SessionError>;
 
 /// A session that was lent to the thread.
+#[derive(Debug)]
 struct ForwardedSession {
     pump: Pump<PolledStream>,
     back: oneshot::Sender<(Pump<PolledStream>, SessionOutcome)>,
@@ -54,22 +61,46 @@ struct ForwardedSession {
     is_ready: bool,
     /// Error with which the session ends as soon as its pending bytes have been sent.
     failed: Option<SessionError>,
+    /// Event that needs the session's task.
+    pending: Option<Event>,
 }
 
+#[derive(Debug)]
 enum ForwarderCommand {
     /// Pass its bytes on.
     Forward(Box<ForwardedSession>),
     /// Give the session of this number back, for this command.
     Recall(u32, Command),
+    /// Give the session what it waited for.
+    Grant(u32, Box<Grant>),
     /// End the thread, with all its sessions.
     End,
+}
+
+/// Way to the thread.
+#[derive(Debug)]
+pub(crate) struct ForwarderHandle {
+    commands_in: Sender<ForwarderCommand>,
+    wake_fd: OwnedFd,
+}
+
+impl ForwarderHandle {
+    fn send(&self, order: ForwarderCommand) {
+        // A thread that has ended has dropped its sessions, and each task that waits for one notices that.
+        let _ = self.commands_in.send(order);
+        let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
+    }
+
+    /// Gives a session what it waited for.
+    pub(crate) fn grant(&self, session: u32, grant: Grant) {
+        self.send(ForwarderCommand::Grant(session, Box::new(grant)));
+    }
 }
 
 /// The thread, for tasks that lend it sessions.
 #[derive(Debug)]
 pub(crate) struct Forwarder {
-    commands_in: Sender<ForwarderCommand>,
-    wake_fd: OwnedFd,
+    handle: Arc<ForwarderHandle>,
 }
 
 impl Forwarder {
@@ -79,15 +110,22 @@ impl Forwarder {
         let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wake_fd, EventData::new_u64(WAKE_TOKEN), EventFlags::IN | EventFlags::ET)?;
-        let thread =
-            Thread { epoll, commands_in: receiver, sessions: HashMap::new(), ready: Vec::new(), batch: Batch::new() };
+        let handle = Arc::new(ForwarderHandle { commands_in, wake_fd });
+        let thread = Thread {
+            epoll,
+            commands_in: receiver,
+            handle: handle.clone(),
+            sessions: HashMap::new(),
+            ready: Vec::new(),
+            batch: Batch::new(),
+        };
         let thread = std::thread::Builder::new().name(format!("forwarder-{number}")).spawn(|| thread.run())?;
-        Ok((Forwarder { commands_in, wake_fd }, thread))
+        Ok((Forwarder { handle }, thread))
     }
 
     /// Ends the thread.
     pub(crate) fn end(&self) {
-        self.send(ForwarderCommand::End);
+        self.handle.send(ForwarderCommand::End);
     }
 
     /// Lends a session to the thread until an event, for example a command. Commands that were sent before come before
@@ -103,12 +141,12 @@ impl Forwarder {
         let number = pump.number();
         let (back, mut returned) = oneshot::channel();
         let pump = pump.unregister().map_err(SessionError::Handover)?;
-        let session = ForwardedSession { pump, back, watches_room: false, is_ready: false, failed: None };
-        self.send(ForwarderCommand::Forward(Box::new(session)));
+        let session = ForwardedSession { pump, back, watches_room: false, is_ready: false, failed: None, pending: None };
+        self.handle.send(ForwarderCommand::Forward(Box::new(session)));
         let returned = tokio::select! {
             returned = &mut returned => returned,
             Some(command) = commands.recv() => {
-                self.send(ForwarderCommand::Recall(number, command));
+                self.handle.send(ForwarderCommand::Recall(number, command));
                 returned.await
             }
         };
@@ -116,17 +154,12 @@ impl Forwarder {
         let (pump, happened) = returned.map_err(|gone| SessionError::Handover(io::Error::other(gone)))?;
         Ok((pump.register().map_err(SessionError::Handover)?, happened))
     }
-
-    fn send(&self, order: ForwarderCommand) {
-        // A thread that has ended has dropped its sessions, and each task that waits for one notices that.
-        let _ = self.commands_in.send(order);
-        let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
-    }
 }
 
 struct Thread {
     epoll: OwnedFd,
     commands_in: Receiver<ForwarderCommand>,
+    handle: Arc<ForwarderHandle>,
     sessions: HashMap<u32, Box<ForwardedSession>>,
     /// Numbers of ready sessions.
     ready: Vec<u32>,
@@ -158,6 +191,7 @@ impl Thread {
                     ForwarderCommand::Recall(number, command) => {
                         self.return_session(number, Ok(Event::Command(command)))
                     }
+                    ForwarderCommand::Grant(number, grant) => self.take_late_grant(number, *grant),
                     ForwarderCommand::End => return,
                 }
             }
@@ -187,6 +221,7 @@ impl Thread {
     /// Reads what has arrived for each session of the group, then makes all their writes.
     fn forward_group(&mut self, mut group: Vec<u32>) {
         group.retain(|number| self.handle_ready(*number, |session| session.failed = session.pump.read_all().err()));
+        self.share_connections(&mut group);
         let (mut places, mut writes) = (Vec::with_capacity(2 * GROUP_SESSIONS), Vec::with_capacity(2 * GROUP_SESSIONS));
         for number in &group {
             let Some(session) = self.sessions.get(number) else { continue };
@@ -226,6 +261,9 @@ impl Thread {
         if let Some(error) = session.failed.take() {
             return self.return_session(number, Err(error));
         }
+        if let Some(event) = session.pending.take() {
+            return self.return_session(number, Ok(event));
+        }
         match session.pump.next_step() {
             NextStep::Event(event) => return self.return_session(number, Ok(event)),
             NextStep::Continue => {
@@ -234,7 +272,7 @@ impl Thread {
             }
             NextStep::Wait => {}
         }
-        if !session.watches_room && session.pump.ends().into_iter().any(|end| !end.is_writable()) {
+        if !session.watches_room && session.pump.ends().into_iter().any(|end| end.fd().is_some() && !end.is_writable()) {
             session.watches_room = true;
             if let Err(error) = update_events(&self.epoll, session) {
                 self.return_session(number, Err(SessionError::Handover(error.into())));
@@ -257,9 +295,11 @@ impl Thread {
     fn return_session(&mut self, number: u32, happened: SessionOutcome) {
         // A recall may come too late: the session has then come back already.
         let Some(session) = self.sessions.remove(&number) else { return };
-        for end in session.pump.ends() {
+        for end in session.pump.ends().into_iter().filter_map(PolledStream::fd) {
             let _ = epoll::delete(&self.epoll, end);
         }
+        let mut session = session;
+        session.pump.withdraw();
         let _ = session.back.send((session.pump, happened));
     }
 }
@@ -267,16 +307,25 @@ impl Thread {
 /// Lets the kernel report events at both connections of a session. Events about room for writes are requested only
 /// after there was none: a socket in the file system would report one after every message.
 fn update_events(epoll: &OwnedFd, session: &ForwardedSession) -> rustix::io::Result<()> {
-    const CHANGES: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
     let number = u64::from(session.pump.number());
     for (side, end) in session.pump.ends().into_iter().enumerate() {
         let data = EventData::new_u64(number << 1 | side as u64);
+        let Some(end) = end.fd() else { continue };
         match session.watches_room {
             false => epoll::add(epoll, end, data, CHANGES)?,
             true => epoll::modify(epoll, end, data, CHANGES | EventFlags::OUT)?,
         }
     }
     Ok(())
+}
+
+/// Lets the kernel report events at the server connection that a session has just got.
+fn watch_server(epoll: &OwnedFd, session: &ForwardedSession) -> rustix::io::Result<()> {
+    let number = u64::from(session.pump.number());
+    let [_, server] = session.pump.ends();
+    let Some(server) = server.fd() else { return Ok(()) };
+    let room = if session.watches_room { EventFlags::OUT } else { EventFlags::empty() };
+    epoll::add(epoll, server, EventData::new_u64(number << 1 | 1), CHANGES | room)
 }
 
 #[cfg(test)]
@@ -286,7 +335,6 @@ mod tests {
     use crate::session::state_tracker::{CustomNames, StateTracker};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream as StdUnixStream;
-    use std::sync::Arc;
     use std::sync::atomic::Ordering;
     use std::time::Duration;
     use stillpoint_migrate_postgres::{Raw, Stream};

@@ -75,6 +75,7 @@ mod page;
 mod page_token;
 mod pending_connections;
 mod polled_stream;
+mod pool;
 mod process_ids;
 mod proxy;
 mod routes;

@@ -5,7 +5,7 @@ use crate::migration_view::MigrationView;
 use crate::proxy::Proxy;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
-use stillpoint_migrate_control::{Activity, MirrorReport};
+use stillpoint_migrate_control::{Activity, MirrorReport, PoolStatus};
 
 /// Text of all metrics.
 pub(crate) fn text(proxy: &Proxy) -> String {
@@ -57,6 +57,8 @@ pub(crate) fn text(proxy: &Proxy) -> String {
             );
         }
     }
+    let pools: Vec<_> = tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.pool_status(&entries)?))).collect();
+    put_pools(&mut text, &pools);
     let shown = tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.migration()?)));
     put_migrations(&mut text, &shown.collect::<Vec<_>>());
     let mirrored = tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.mirror()?.report())));
@@ -67,6 +69,21 @@ pub(crate) fn text(proxy: &Proxy) -> String {
 /// Value of a label.
 fn label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn put_pools(text: &mut String, pools: &[(String, PoolStatus)]) {
+    let metrics: [(&str, &str, fn(&PoolStatus) -> usize); 4] = [
+        ("open", "Server connections that sessions share.", |pool| pool.open),
+        ("idle", "Shared server connections without a session.", |pool| pool.idle),
+        ("waiting", "Sessions that wait for a server connection.", |pool| pool.waiting),
+        ("kept", "Sessions that keep a server connection of their own.", |pool| pool.kept),
+    ];
+    for (name, help, value) in metrics.into_iter().filter(|_| !pools.is_empty()) {
+        let _ = write!(text, "# HELP stillpoint_proxy_pool_{name} {help}\n# TYPE stillpoint_proxy_pool_{name} gauge\n");
+        for (tenant, pool) in pools {
+            let _ = writeln!(text, "stillpoint_proxy_pool_{name}{{tenant=\"{tenant}\"}} {}", value(pool));
+        }
+    }
 }
 
 /// Name of a metric after its prefix, its help, and its value, if there is one.

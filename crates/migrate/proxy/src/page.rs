@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use stillpoint_migrate_control::{Activity, PageConfig};
+use stillpoint_migrate_control::{Activity, PageConfig, PoolStatus};
 use stillpoint_migrate_postgres::fill_random;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -104,10 +104,16 @@ pub(crate) async fn stream_events(stream: &mut TcpStream, proxy: &Proxy) {
 /// State for the page.
 fn state(proxy: &Proxy) -> Value {
     let mut sessions: BTreeMap<String, SessionCounts> = BTreeMap::new();
-    for entry in proxy.directory.all() {
+    let entries = proxy.directory.all();
+    for entry in &entries {
         let counts = sessions.entry(entry.tenant.clone()).or_default();
         *counts.by_activity.entry(activity_name(entry.activity())).or_default() += 1;
         counts.prepared += usize::from(entry.is_prepared());
+        if let Some(why) = entry.kept()
+            && counts.kept.len() < PINNED_MAX
+        {
+            counts.kept.push(json!({"id": entry.id, "user": shorten(&entry.user), "why": shorten(&why)}));
+        }
         let Some(why) = entry.pinned() else { continue };
         counts.pinned_count += 1;
         if counts.pinned.len() < PINNED_MAX {
@@ -118,7 +124,10 @@ fn state(proxy: &Proxy) -> Value {
     // Databases that move come first.
     tenants.sort_by_key(|tenant| tenant.migration().is_none());
     let shown = tenants.iter().take(TENANTS_MAX);
-    let shown = shown.map(|tenant| tenant_state(tenant, sessions.remove(&tenant.name).unwrap_or_default()));
+    let shown = shown.map(|tenant| {
+        let pool = tenant.pool_status(&entries);
+        tenant_state(tenant, sessions.remove(&tenant.name).unwrap_or_default(), pool)
+    });
     json!({
         "v": 1,
         "tenants": shown.collect::<Vec<_>>(),
@@ -134,10 +143,12 @@ struct SessionCounts {
     by_activity: BTreeMap<&'static str, usize>,
     prepared: usize,
     pinned: Vec<Value>,
+    /// Sessions that keep their server connections.
+    kept: Vec<Value>,
     pinned_count: usize,
 }
 
-fn tenant_state(tenant: &Tenant, sessions: SessionCounts) -> Value {
+fn tenant_state(tenant: &Tenant, sessions: SessionCounts, pool: Option<PoolStatus>) -> Value {
     let view = tenant.migration();
     json!({
         "name": shorten(&tenant.name),
@@ -152,6 +163,8 @@ fn tenant_state(tenant: &Tenant, sessions: SessionCounts) -> Value {
         "mirror": tenant.mirror().map(|mirror| mirror.report()).map(|report| {
             json!({"seen": report.seen, "compared": report.compared(), "differ": report.different + report.failed})
         }),
+        "pool": pool,
+        "kept": sessions.kept,
         "takes_orders": view.as_ref().is_some_and(|view| view.takes_orders()),
         "age_ms": view.as_ref().map(|view| view.age.as_millis() as u64),
         "progress": view.map(|view| view.progress),

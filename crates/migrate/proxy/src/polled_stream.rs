@@ -31,6 +31,7 @@ impl End for Stream {
 enum Socket {
     Tcp(std::net::TcpStream),
     Unix(StdUnixStream),
+    Vacant,
 }
 
 /// A connection between two runtimes, or without any.
@@ -51,8 +52,21 @@ impl PolledStream {
         let socket = match raw {
             Raw::Tcp(stream) => Socket::Tcp(stream.into_std()?),
             Raw::Unix(stream) => Socket::Unix(stream.into_std()?),
+            Raw::Vacant => return Ok(PolledStream::vacant()),
         };
         Ok(PolledStream { socket, readable: false, ended: false, writable: true })
+    }
+
+    /// Place of a connection that is not there.
+    pub(crate) fn vacant() -> PolledStream {
+        PolledStream { socket: Socket::Vacant, readable: false, ended: false, writable: false }
+    }
+
+    /// Returns true if the peer has sent nothing that was not read, and has not closed the connection.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let mut byte = [0; 1];
+        let peeked = self.fd().map(|fd| recv(fd, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT));
+        matches!(peeked, Some(Err(Errno::AGAIN)))
     }
 
     /// Puts the connection into the runtime of the calling task.
@@ -60,6 +74,7 @@ impl PolledStream {
         Ok(match self.socket {
             Socket::Tcp(stream) => Raw::Tcp(TcpStream::from_std(stream)?),
             Socket::Unix(stream) => Raw::Unix(UnixStream::from_std(stream)?),
+            Socket::Vacant => Raw::Vacant,
         })
     }
 
@@ -83,20 +98,20 @@ impl PolledStream {
         self.writable = false;
     }
 
+    /// Descriptor of the connection, if there is one.
+    #[inline]
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.socket {
+            Socket::Tcp(stream) => Some(stream.as_fd()),
+            Socket::Unix(stream) => Some(stream.as_fd()),
+            Socket::Vacant => None,
+        }
+    }
+
     /// Returns true if a read may return something.
     #[inline]
     pub(crate) fn is_readable(&self) -> bool {
         self.readable
-    }
-}
-
-impl AsFd for PolledStream {
-    #[inline]
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.socket {
-            Socket::Tcp(stream) => stream.as_fd(),
-            Socket::Unix(stream) => stream.as_fd(),
-        }
     }
 }
 
@@ -105,10 +120,8 @@ impl AsFd for PolledStream {
 impl End for PolledStream {
     #[inline]
     fn poll_fill(&mut self, _: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
-        if !self.readable {
-            return Poll::Pending;
-        }
-        match recv(&*self, &mut *space, RecvFlags::empty()) {
+        let Some(fd) = self.fd().filter(|_| self.readable) else { return Poll::Pending };
+        match recv(fd, &mut *space, RecvFlags::empty()) {
             Ok((n, _)) => {
                 // The kernel reports bytes that arrive after a short read as a new event.
                 self.readable = n == space.len() || self.ended;

@@ -1,5 +1,6 @@
 //! Target of a tenant's move.
 
+use crate::pool::Pools;
 use crate::process_ids::ProcessIds;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,6 +16,8 @@ pub(crate) struct Target {
     pub(crate) verifiers: BTreeMap<String, Zeroizing<String>>,
     /// Ids of the tenant's sessions there.
     pub(crate) ids: Arc<ProcessIds>,
+    /// Server connections there that its sessions share.
+    pub(crate) pools: Arc<Pools>,
     places: Semaphore,
 }
 
@@ -24,7 +27,7 @@ const CONCURRENT_LOGINS: usize = 2;
 impl Target {
     pub(crate) fn new(server: Server, verifiers: BTreeMap<String, Zeroizing<String>>) -> Target {
         let places = Semaphore::new(CONCURRENT_LOGINS);
-        Target { server: Arc::new(server), verifiers, ids: Arc::default(), places }
+        Target { server: Arc::new(server), verifiers, ids: Arc::default(), pools: Arc::default(), places }
     }
 
     /// Waits until one more session may be prepared; dropping the result frees its place.

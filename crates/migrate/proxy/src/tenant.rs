@@ -9,6 +9,8 @@ use crate::migration_view::{MigrationView, ShownMigration};
 use crate::mirror::{Mirror, MirrorOrder, RunningMirror};
 use crate::mock_secret::MockSecret;
 use crate::mutex::lock;
+use crate::pool::Pools;
+use crate::pool::connection::Connection;
 use crate::process_ids::ProcessIds;
 use crate::routes::{Routes, Staged};
 use crate::session::state_tracker::CustomNames;
@@ -18,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stillpoint_migrate_control::{Activity, Progress, TenantConfig};
+use stillpoint_migrate_control::{Activity, PoolConfig, PoolStatus, Progress, TenantConfig};
 use stillpoint_migrate_postgres::Server;
 use stillpoint_migrate_wire::scram::Verifier;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -28,6 +30,9 @@ use tokio::time::Instant;
 /// Time between two sessions that are prepared. Each makes both servers read catalogues for some milliseconds; clients
 /// would wait if all sessions did this at once.
 const PREPARE_INTERVAL: Duration = Duration::from_millis(25);
+
+/// Time between two connections of a pool that are closed after a switch.
+const CLOSE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Admission of transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +46,8 @@ struct State {
     server: Arc<Server>,
     /// Ids of its sessions at that server.
     ids: Arc<ProcessIds>,
+    /// Connections to that server that its sessions share.
+    pools: Arc<Pools>,
     config: TenantConfig,
     target: Option<Arc<Target>>,
     capture: Option<Arc<Capture>>,
@@ -98,11 +105,21 @@ async fn gather(mut reports: UnboundedReceiver<(u32, Result<(), String>)>, limit
     }
 }
 
+/// Closes connections to the server that a tenant has left, one after the other: a server process that ends has work to
+/// do for which clients would wait.
+async fn close_in_turn(connections: Vec<Connection>) {
+    for connection in connections {
+        tokio::time::sleep(CLOSE_INTERVAL).await;
+        drop(connection);
+    }
+}
+
 impl Tenant {
     pub(crate) fn new(name: String, config: TenantConfig, server: Arc<Server>) -> Tenant {
         let state = State {
             server,
             ids: Arc::default(),
+            pools: Arc::default(),
             config,
             target: None,
             capture: None,
@@ -150,6 +167,35 @@ impl Tenant {
         lock(&self.state).server.clone()
     }
 
+    /// Configuration of its pool, if it has one.
+    pub(crate) fn pool_config(&self) -> Option<PoolConfig> {
+        lock(&self.state).config.pool.clone()
+    }
+
+    /// Numbers of its pool, if it has one; `entries` are all sessions.
+    pub(crate) fn pool_status(&self, entries: &[Arc<Entry>]) -> Option<PoolStatus> {
+        let pools = {
+            let state = lock(&self.state);
+            state.config.pool.as_ref()?;
+            state.pools.clone()
+        };
+        let kept = entries.iter().filter(|entry| entry.tenant == self.name && entry.kept().is_some()).count();
+        let mut status = PoolStatus { kept, ..PoolStatus::default() };
+        for counts in pools.all().iter().map(|pool| pool.counts()) {
+            status.open += counts.open;
+            status.idle += counts.idle;
+            status.waiting += counts.waiting;
+        }
+        Some(status)
+    }
+
+    /// Pools at its server, and at the one that it may move to.
+    pub(crate) fn pools(&self) -> Vec<Arc<Pools>> {
+        let state = lock(&self.state);
+        let of_target = state.target.iter().map(|target| target.pools.clone());
+        [state.pools.clone()].into_iter().chain(of_target).collect()
+    }
+
     /// Target that it may move to.
     pub(crate) fn target(&self) -> Option<Arc<Target>> {
         lock(&self.state).target.clone()
@@ -166,7 +212,7 @@ impl Tenant {
         state.config = config;
         if let Some(server) = server {
             if *state.server != *server {
-                state.ids = Arc::default();
+                (state.ids, state.pools) = Default::default();
             }
             state.server = server;
         }
@@ -398,7 +444,7 @@ impl Tenant {
                 }
                 if state.service == Service::Open {
                     enter(&mut state);
-                    return Ok(TenantAdmission { server: state.server.clone(), ids: state.ids.clone(), waited });
+                    return Ok(TenantAdmission { server: state.server.clone(), ids: state.ids.clone(), pools: state.pools.clone(), waited });
                 }
             }
             waited = true;
@@ -451,9 +497,10 @@ impl Pause {
         }
         routes.commit(staged).map_err(|error| error.to_string())?;
         self.over = true;
-        let (sessions, mut reports) = {
+        let (sessions, mut reports, left) = {
             let mut state = lock(&self.tenant.state);
             (state.server, state.ids) = (target.server.clone(), target.ids.clone());
+            let left = std::mem::replace(&mut state.pools, target.pools.clone());
             state.target = None;
             state.service = Service::Open;
             if let Some(capture) = state.capture.take() {
@@ -461,8 +508,9 @@ impl Pause {
             }
             let sessions: Vec<_> = state.sessions.values().cloned().collect();
             let reports = Tenant::ask_all(&sessions, Command::Switch);
-            (sessions, reports)
+            (sessions, reports, left)
         };
+        tokio::spawn(close_in_turn(left.retire()));
         self.tenant.changed.send_replace(());
         let mut results = Reports::new();
         // Every session answers: its own waits have limits.
@@ -492,6 +540,8 @@ pub(crate) struct TenantAdmission {
     pub(crate) server: Arc<Server>,
     /// Ids of the tenant's sessions at that server.
     pub(crate) ids: Arc<ProcessIds>,
+    /// Connections to that server that its sessions share.
+    pub(crate) pools: Arc<Pools>,
     /// The tenant was paused before.
     pub(crate) waited: bool,
 }

@@ -43,4 +43,4 @@ mod statement;
 
 pub use conversation::{Conversation, Status};
 pub use error::WireError;
-pub use statement::{Touch, custom_settings, touch};
+pub use statement::{Touch, custom_settings, first_word, touch};

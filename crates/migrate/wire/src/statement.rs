@@ -75,7 +75,7 @@ pub fn touch(sql: &[u8]) -> Touch {
 }
 
 /// The first word and the text after it; spaces, parentheses and comments before the word are skipped.
-fn first_word(mut sql: &[u8]) -> (&[u8], &[u8]) {
+pub fn first_word(mut sql: &[u8]) -> (&[u8], &[u8]) {
     loop {
         sql = sql.trim_ascii_start();
         if let Some(comment) = sql.strip_prefix(b"--") {

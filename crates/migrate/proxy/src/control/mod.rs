@@ -306,8 +306,10 @@ fn status(proxy: &Proxy) -> Status {
             Some(_) => Phase::Prepared,
             None => Phase::Serving,
         };
-        let (waits, mirror) = (tenant.waits.counts(), tenant.mirror().map(|mirror| Box::new(mirror.report())));
-        TenantStatus { name: tenant.name.clone(), server: (*tenant.server()).clone(), phase, target, waits, mirror }
+        let (waits, pool) = (tenant.waits.counts(), tenant.pool_status(&proxy.directory.all()));
+        let mirror = tenant.mirror().map(|mirror| Box::new(mirror.report()));
+        let (name, server) = (tenant.name.clone(), (*tenant.server()).clone());
+        TenantStatus { name, server, phase, target, waits, mirror, pool }
     });
     let session = |entry: Arc<Entry>| SessionStatus {
         id: entry.id,
@@ -317,6 +319,7 @@ fn status(proxy: &Proxy) -> Status {
         client: entry.origin.clone(),
         state: entry.activity(),
         pinned: entry.pinned(),
+        kept: entry.kept(),
         process: entry.client_process(),
         backend: entry.backend(),
         prepared: entry.is_prepared(),

@@ -141,6 +141,11 @@ async fn run_counterpart(
 /// Logs in, and lets the server process load the catalogue entries of the tables.
 pub(crate) async fn log_in(login: &TargetLogin) -> Result<Box<Ready>, String> {
     let _place = login.target.place().await;
+    log_in_warm(login).await
+}
+
+/// Logs in as [`log_in`] does, in a turn that the caller holds.
+pub(super) async fn log_in_warm(login: &TargetLogin) -> Result<Box<Ready>, String> {
     let login = link::login(&login.target.server, &login.packet, &login.user, &login.credential, login.limit).await;
     let mut ready = login.map(Box::new).map_err(|error| error_chain(&error))?;
     warm_up(&mut ready).await?;
@@ -275,7 +280,7 @@ async fn finish_hand_over(ready: &mut Ready, unnamed: &[u8]) -> Result<(), Strin
 }
 
 /// Records the parameters that the server reports.
-fn note_parameters(parameters: &mut BTreeMap<String, Vec<u8>>, aside: &[u8]) {
+pub(super) fn note_parameters(parameters: &mut BTreeMap<String, Vec<u8>>, aside: &[u8]) {
     let (mut scanner, mut at) = (Scanner::new(1 << 20), 0);
     while let Ok(Step::Message(message)) = scanner.peek(&aside[at..]) {
         if !message.is_whole() {

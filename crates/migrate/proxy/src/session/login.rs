@@ -9,6 +9,7 @@ use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
 use crate::logins;
+use crate::pool::Pools;
 use crate::process_ids::ProcessIds;
 use crate::proxy::Proxy;
 use crate::tenant::TenantAdmission;
@@ -19,7 +20,7 @@ use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_postgres::{Credential, Greeting, LinkError, Login, Reader, Ready, Server, Stream, nonce};
 use stillpoint_migrate_wire::backend::{self, Authentication, put_authentication, put_key_data, put_parameter_status};
 use stillpoint_migrate_wire::frame::HEADER_LEN;
-use stillpoint_migrate_wire::frontend::SaslInitial;
+use stillpoint_migrate_wire::frontend::{CancelKey, SaslInitial};
 use stillpoint_migrate_wire::scram::{self, Transcript, Verifier};
 use stillpoint_migrate_wire::startup::Replication;
 use stillpoint_migrate_wire::{WireError, frontend};
@@ -39,6 +40,15 @@ pub(super) struct ServerSession {
     parameters: BTreeMap<String, Vec<u8>>,
     credential: Credential,
     ids: Arc<ProcessIds>,
+    pools: Arc<Pools>,
+    key: CancelKey,
+}
+
+impl ServerSession {
+    fn process(&self) -> ServerProcess {
+        let (server, key, ids) = (self.server.clone(), self.key.clone(), self.ids.clone());
+        ServerProcess { server, key, ids, cancels: Arc::default() }
+    }
 }
 
 impl Session {
@@ -52,8 +62,10 @@ impl Session {
         forwarder: Arc<Forwarder>,
     ) -> Session {
         let tracker = StateTracker::new(place.tenant.custom.clone());
-        let mut pump = Pump::new(client, logged_in.stream, place.entry.clone(), logged_in.ids, tracker);
-        pump.parameters = logged_in.parameters;
+        let process = logged_in.process();
+        let ids = logged_in.ids;
+        let mut pump = Pump::new(client, logged_in.stream, place.entry.clone(), ids.clone(), tracker);
+        pump.parameters = Arc::new(logged_in.parameters);
         pump.inject(&logged_in.leftover);
         let is_replication = request.startup.replication() != Replication::Off;
         if is_replication {
@@ -77,6 +89,10 @@ impl Session {
             captured: None,
             is_ending: false,
             is_replication,
+            process: Some(process),
+            ids,
+            pools: logged_in.pools,
+            light_target: None,
         }
     }
 }
@@ -140,7 +156,7 @@ pub(super) async fn log_in(
         client.write(&bytes).await?;
     }
     let limit = proxy.settings().config.limits.connect();
-    let (mut logged_in, mut greeting, key) = match place.tenant.verifier(&request.who.user, &proxy.mock_secret) {
+    let (mut logged_in, mut greeting) = match place.tenant.verifier(&request.who.user, &proxy.mock_secret) {
         Some(verifier) => {
             // The proof comes first: a client without it takes none of the tenant's sessions, and does not hold up a
             // pause.
@@ -182,7 +198,7 @@ pub(super) async fn log_in(
     for (name, value) in &logged_in.parameters {
         put_parameter_status(&mut greeting, name, value);
     }
-    let process = ServerProcess { server: logged_in.server.clone(), key, ids: logged_in.ids.clone() };
+    let process = logged_in.process();
     put_key_data(&mut greeting, &proxy.directory.announce(&place.entry, process, request.secret_len));
     stillpoint_migrate_wire::frame::put(&mut greeting, b'Z', |body| body.push(b'I'));
     greeting.append(&mut logged_in.leftover);
@@ -238,8 +254,8 @@ fn offered_data(initial: Result<SaslInitial<'_>, WireError>) -> Result<&[u8], Se
     }
 }
 
-/// A session with its greeting for the client, and the server's cancel key for it.
-type LoginResult = (ServerSession, Vec<u8>, frontend::CancelKey);
+/// A session with its greeting for the client.
+type LoginResult = (ServerSession, Vec<u8>);
 
 /// Logs in at a server with what a client has proved before.
 async fn log_in_again(
@@ -248,13 +264,13 @@ async fn log_in_again(
     credential: Credential,
     limit: Duration,
 ) -> Result<LoginResult, SessionError> {
-    let TenantAdmission { server, ids, .. } = admitted;
+    let TenantAdmission { server, ids, pools, .. } = admitted;
     let packet = link::startup_packet(&request.startup, &server);
     let ready = link::login(&server, &packet, &request.who.user, &credential, limit).await?;
     let mut greeting = Vec::new();
     put_authentication(&mut greeting, 0, &[]);
     let Ready { stream, leftover, parameters, key } = ready;
-    Ok((ServerSession { server, stream, leftover, parameters, credential, ids }, greeting, key))
+    Ok((ServerSession { server, stream, leftover, parameters, credential, ids, pools, key }, greeting))
 }
 
 /// A server that has let a client in, with what the proxy learned from the login.
@@ -305,7 +321,7 @@ async fn read_greeting(
     observed: ObservedLogin,
     admitted: TenantAdmission,
 ) -> Result<LoginResult, SessionError> {
-    let TenantAdmission { server, ids, .. } = admitted;
+    let TenantAdmission { server, ids, pools, .. } = admitted;
     let ObservedLogin { mut stream, mut reader, login, mut greeting } = observed;
     let read = stillpoint_migrate_postgres::read_greeting(&mut stream, &mut reader, &mut greeting).await;
     if let Err(LinkError::Refused(_)) = &read {
@@ -314,7 +330,7 @@ async fn read_greeting(
     let Greeting { parameters, key } = read?;
     let leftover = reader.leftover().to_vec();
     let credential = Credential { login, stored: None };
-    Ok((ServerSession { server, stream, leftover, parameters, credential, ids }, greeting, key))
+    Ok((ServerSession { server, stream, leftover, parameters, credential, ids, pools, key }, greeting))
 }
 
 /// Asks the client the server's question. The answer for the server is built from the parsed message, not copied.

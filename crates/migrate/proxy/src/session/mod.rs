@@ -11,7 +11,9 @@ mod capture;
 pub(crate) mod counterpart;
 mod login;
 mod place;
+mod pooling;
 pub(crate) mod pump;
+mod seat_steps;
 pub(crate) mod session_state;
 pub(crate) mod startup;
 pub(crate) mod state_tracker;
@@ -24,6 +26,9 @@ use crate::forwarder::Forwarder;
 use crate::link;
 use crate::mirror::tap::Tap;
 use crate::mirror::{Mirror, MirroredSession};
+use crate::pool::Pools;
+use crate::pool::seat::Hold;
+use crate::process_ids::ProcessIds;
 use crate::proxy::Proxy;
 use crate::target::Target;
 use crate::tenant::Tenant;
@@ -80,11 +85,26 @@ pub(crate) struct Session {
     is_ending: bool,
     /// A replication connection: it answers none of the proxy's questions, and stays at its server.
     is_replication: bool,
+    /// Server process of its login, until the session begins.
+    process: Option<ServerProcess>,
+    /// Ids of the tenant's sessions at its server, and connections there that they share.
+    ids: Arc<ProcessIds>,
+    pools: Arc<Pools>,
+    /// Target of a session that keeps nothing, and so needs no counterpart.
+    light_target: Option<Arc<Target>>,
 }
 
 impl Session {
     /// Serves until one side leaves.
     async fn run(mut self, commands: &mut UnboundedReceiver<Command>) -> Result<(), SessionError> {
+        if let Some(process) = self.process.take()
+            && let Err(error) = self.begin_sharing(process).await
+        {
+            if let Some(refusal) = Refusal::of(&error) {
+                self.send_refusal(&refusal).await;
+            }
+            return Err(error);
+        }
         loop {
             let event = match &mut self.captured {
                 Some(captured) => captured.run(&mut self.pump, commands).await,
@@ -103,7 +123,7 @@ impl Session {
             let (refusal, result) = match handled {
                 Ok(ControlFlow::Continue(())) => continue,
                 Ok(ControlFlow::Break(refusal)) => {
-                    send_terminate(&mut self.pump.server).await;
+                    self.end_connection().await;
                     (refusal, Ok(()))
                 }
                 Err(error) => (Refusal::of(&error), Err(error)),
@@ -117,6 +137,7 @@ impl Session {
 
     /// Handles an event; breaks with the refusal for the client, if there is one, when the session ends.
     async fn handle(&mut self, event: Event) -> Result<ControlFlow<Option<Refusal>>, SessionError> {
+        let Some(event) = self.handle_seat(event).await? else { return Ok(ControlFlow::Continue(())) };
         match event {
             Event::ClientLeft | Event::ServerLeft => return Ok(ControlFlow::Break(None)),
             Event::Command(command) => {
@@ -132,6 +153,7 @@ impl Session {
                 }
             }
             Event::CaptureOver => self.end_capture().await?,
+            Event::Settle | Event::NeedsServer(_) | Event::MakeAlike => {}
         }
         Ok(ControlFlow::Continue(()))
     }
@@ -145,16 +167,18 @@ impl Session {
 
     async fn handle_command(&mut self, command: Command) -> Result<Option<Refusal>, SessionError> {
         match command {
-            Command::Prepare(target, reporter) => self.prepare(target, reporter),
+            Command::Prepare(target, reporter) => self.begin_prepare(target, reporter).await?,
             Command::PrepareAgain(target, reporter) => match &self.counterpart {
                 Some((counterpart, known)) if Arc::ptr_eq(known, &target) && !counterpart.has_failed() => {
                     self.prepare_reporter = Some(reporter);
                     self.pump.wants_boundary = true;
                 }
-                _ => self.prepare(target, Some(reporter)),
+                _ => self.begin_prepare(target, Some(reporter)).await?,
             },
             Command::Abandon => {
                 self.counterpart = None;
+                self.light_target = None;
+                self.share_again();
                 self.pump.follows = self.pump.follows.filter(|_| self.pump.tap.is_some());
                 self.entry.prepared.store(false, Ordering::Relaxed);
             }
@@ -181,6 +205,28 @@ impl Session {
             }
         }
         Ok(None)
+    }
+
+    /// Prepares the session: one that shares connections and keeps nothing needs no counterpart.
+    async fn begin_prepare(&mut self, target: Arc<Target>, reporter: Option<Reporter>) -> Result<(), SessionError> {
+        if let Some(seat) = &self.pump.seat
+            && matches!(seat.hold, None | Some(Hold::Move))
+        {
+            let is_steady = seat.is_vacant() || self.pump.at_boundary();
+            if seat.state.is_plain() && seat.hold.is_none() {
+                self.counterpart = None;
+                self.prepare_vacant(target, reporter);
+                return Ok(());
+            }
+            if is_steady {
+                self.keep_connection().await?;
+            } else if let Some(seat) = &mut self.pump.seat {
+                seat.hold.get_or_insert(Hold::Move);
+            }
+        }
+        self.light_target = None;
+        self.prepare(target, reporter);
+        Ok(())
     }
 
     fn prepare(&mut self, target: Arc<Target>, reporter: Option<Reporter>) {
@@ -266,6 +312,16 @@ impl Session {
     /// Begins to capture the session's writes.
     async fn begin_capture(&mut self) -> Result<(), SessionError> {
         let Some((capture, reporter)) = self.pending_capture.take() else { return Ok(()) };
+        if let Some(seat) = self.pump.seat.as_mut().filter(|seat| seat.is_vacant()) {
+            // It writes nothing before it has a connection, and begins its capture then.
+            seat.needs_task = true;
+            self.pending_capture = Some((capture, None));
+            reporter.into_iter().for_each(|reporter| reporter.report(Ok(())));
+            if self.pause_reporter.is_none() && !self.is_ending && self.pump.admission == Admission::Closing {
+                self.pump.admission = Admission::Open;
+            }
+            return Ok(());
+        }
         self.end_capture().await?;
         let begun = match self.is_replication {
             true => Err("it is a replication connection".to_owned()),
@@ -287,7 +343,11 @@ impl Session {
 
     async fn end_capture(&mut self) -> Result<(), SessionError> {
         match self.captured.take() {
-            Some(captured) => captured.end(&mut self.pump).await,
+            Some(captured) => {
+                captured.end(&mut self.pump).await?;
+                self.share_again();
+                Ok(())
+            }
             None => Ok(()),
         }
     }
@@ -342,13 +402,29 @@ impl Session {
 
     /// Goes on at the target. A session that cannot do so may not go on at the source either: that is out of service.
     async fn switch(&mut self, reporter: Reporter) -> Result<Option<Refusal>, SessionError> {
-        let moved = self.move_to_target().await;
+        let moved = match self.light_target.take() {
+            Some(target) => self.move_light(&target),
+            None => self.move_to_target().await,
+        };
         let refusal = moved.is_err().then(|| {
             Refusal::new("57P01", "terminating connection: the session could not be moved to the new server")
                 .hint("Connect again.")
         });
         reporter.report(moved);
         Ok(refusal)
+    }
+
+    /// Goes on at the target without a connection there: the next message gets one.
+    fn move_light(&mut self, target: &Arc<Target>) -> Result<(), String> {
+        if self.pump.admission != Admission::Closed {
+            return Err("the session is not parked".into());
+        }
+        self.move_vacant(target)?;
+        self.pending_capture = None;
+        self.share_again();
+        self.entry.prepared.store(false, Ordering::Relaxed);
+        self.resume();
+        Ok(())
     }
 
     async fn move_to_target(&mut self) -> Result<(), String> {
@@ -369,7 +445,9 @@ impl Session {
         let Ready { stream, leftover, parameters, key } = *ready;
         let source = self.pump.move_to(stream, target.ids.clone()).map_err(|error| error.to_string())?;
         // Before its client can send a notification there.
-        self.entry.move_to(ServerProcess { server: target.server.clone(), key, ids: target.ids.clone() });
+        let process =
+            ServerProcess { server: target.server.clone(), key, ids: target.ids.clone(), cancels: Arc::default() };
+        self.entry.move_to(process.clone());
         // Locks are released at once: a way back needs them.
         let turn = self.entry.id % CLOSE_TURNS;
         let wait = if locks == 0 { CLOSE_DELAY + turn * CLOSE_INTERVAL } else { Duration::ZERO };
@@ -383,6 +461,7 @@ impl Session {
         self.pump.inject(&news);
         self.pump.inject(&leftover);
         self.entry.prepared.store(false, Ordering::Relaxed);
+        self.reseat(&target, process);
         self.server = target.server.clone();
         (self.pump.follows, self.pump.tap) = (None, None);
         self.resume();
@@ -411,12 +490,22 @@ async fn send_terminate(server: &mut Stream) {
 
 /// Asks the server for the session's state; the inner error is the reason why the state is not known.
 async fn query_state(pump: &mut Pump, tenant: &Tenant) -> Result<Result<SessionState, String>, SessionError> {
+    let (state, aside) = ask_state(&mut pump.server, tenant).await?;
+    pump.inject(&aside);
+    Ok(state)
+}
+
+/// Asks a server for a session's state; the second value are messages for its client.
+async fn ask_state(
+    server: &mut Stream,
+    tenant: &Tenant,
+) -> Result<(Result<SessionState, String>, Vec<u8>), SessionError> {
     let names: Vec<String> = crate::mutex::lock(&tenant.custom).iter().cloned().collect();
     let question = session_state::state_query(names.iter().map(String::as_str));
-    let answers = exchange(&mut pump.server, &question.bytes, question.syncs).await?;
-    pump.inject(&answers.aside);
-    Ok(match answers.error {
+    let answers = exchange(server, &question.bytes, question.syncs).await?;
+    let state = match answers.error {
         Some((code, message)) => Err(format!("cannot query the session's state: {code}: {message}")),
         None => Ok(session_state::parse_state(answers.rows)),
-    })
+    };
+    Ok((state, answers.aside))
 }

@@ -11,13 +11,14 @@ use crate::entry::{Entry, now_us};
 use crate::error::SessionError;
 use crate::mirror::tap::Tap;
 use crate::polled_stream::{End, PolledStream};
+use crate::pool::connection::Slot;
+use crate::pool::seat::Seat;
 use crate::process_ids::ProcessIds;
 use crate::session::state_tracker::StateTracker;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -58,13 +59,19 @@ pub(crate) enum Event {
     Boundary,
     /// No transaction is open, and nothing is captured any more.
     CaptureOver,
+    /// No transaction is open, and the session's state decides if its connection goes back to the pool.
+    Settle,
+    /// The client's message needs a server connection; with a place if the session may open one.
+    NeedsServer(Option<Slot>),
+    /// The server connection must be made like the session.
+    MakeAlike,
 }
 
 /// One direction.
 #[derive(Debug)]
-struct Lane {
-    buffer: Buffer,
-    scanner: Scanner,
+pub(super) struct Lane {
+    pub(super) buffer: Buffer,
+    pub(super) scanner: Scanner,
     /// The end of the stream was read.
     ended: bool,
     /// Nothing more has arrived, and new bytes will wake the task: no read is needed before that.
@@ -153,19 +160,19 @@ pub(crate) enum NextStep {
 pub(crate) struct Pump<E = Stream> {
     pub(super) client: E,
     pub(super) server: E,
-    up: Lane,
-    down: Lane,
+    pub(super) up: Lane,
+    pub(super) down: Lane,
     pub(crate) conversation: Conversation,
     pub(crate) tracker: StateTracker,
     /// Parameters that the server reported, as the client knows them.
-    pub(crate) parameters: BTreeMap<String, Vec<u8>>,
+    pub(crate) parameters: Arc<BTreeMap<String, Vec<u8>>>,
     pub(crate) admission: Admission,
     /// Stop at the next boundary.
     pub(crate) wants_boundary: bool,
     /// The client has sent Terminate: the server will close, and gets no more questions.
     leaving: bool,
     /// Time at which the first unanswered statement was passed on.
-    asked_us: Option<u64>,
+    pub(super) asked_us: Option<u64>,
     /// Set if a counterpart must be kept alike: after this time stop at a boundary if the session's state may have
     /// changed.
     pub(crate) follows: Option<Instant>,
@@ -174,6 +181,8 @@ pub(crate) struct Pump<E = Stream> {
     /// Ids of the tenant's sessions at the server.
     pub(super) ids: Arc<ProcessIds>,
     pub(super) entry: Arc<Entry>,
+    /// Seat in a pool; `None` if the session has a server connection of its own.
+    pub(crate) seat: Option<Box<Seat>>,
 }
 
 impl Pump {
@@ -191,7 +200,7 @@ impl Pump {
             down: Lane::new(),
             conversation: Conversation::default(),
             tracker,
-            parameters: BTreeMap::new(),
+            parameters: Arc::default(),
             admission: Admission::Open,
             wants_boundary: false,
             leaving: false,
@@ -200,6 +209,7 @@ impl Pump {
             tap: None,
             ids,
             entry,
+            seat: None,
         }
     }
 
@@ -270,8 +280,10 @@ impl Pump {
             let mut moved = self.take_down(cx)?;
             moved |= self.down.send(&mut self.client, cx).map_err(SessionError::Client)?;
             moved |= self.take_up(cx)?;
-            moved |= self.up.send(&mut self.server, cx).map_err(SessionError::Server)?;
-            if let Some(event) = self.event() {
+            if !self.server.is_vacant() {
+                moved |= self.up.send(&mut self.server, cx).map_err(SessionError::Server)?;
+            }
+            if let Some(event) = self.seat_event()?.or_else(|| self.event()) {
                 return Poll::Ready(Ok(event));
             }
             if !moved {
@@ -315,7 +327,8 @@ impl Pump<PolledStream> {
     pub(crate) fn writes(&self) -> [Option<Write<'_>>; 2] {
         [(&self.down, &self.client), (&self.up, &self.server)].map(|(lane, to)| {
             let due = to.is_writable() && !lane.buffer.all_sent();
-            due.then(|| Write { to: to.as_fd(), bytes: lane.buffer.sendable() })
+            let to = to.fd().filter(|_| due);
+            to.map(|to| Write { to, bytes: lane.buffer.sendable() })
         })
     }
 
@@ -378,6 +391,7 @@ impl<E: End> Pump<E> {
             tap: self.tap,
             ids: self.ids,
             entry: self.entry,
+            seat: self.seat,
         })
     }
 
@@ -386,6 +400,9 @@ impl<E: End> Pump<E> {
     fn event(&self) -> Option<Event> {
         if (self.wants_boundary || self.has_new_state()) && self.at_boundary() {
             return Some(Event::Boundary);
+        }
+        if self.has_left_vacant() {
+            return Some(Event::ClientLeft);
         }
         // The server's last bytes are passed on before its end is reported; the client's end is reported after all its
         // bytes are sent.
@@ -401,7 +418,7 @@ impl<E: End> Pump<E> {
     }
 
     /// Returns true if nothing is under way in any direction, except bytes that a slow client has not taken yet.
-    fn at_boundary(&self) -> bool {
+    pub(super) fn at_boundary(&self) -> bool {
         !self.leaving
             && self.conversation.at_boundary()
             && self.up.scanner.at_edge()
@@ -414,7 +431,7 @@ impl<E: End> Pump<E> {
     fn take_up(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
         let n = self.up.fill(&mut self.client, cx).map_err(SessionError::Client)?;
         Counters::add(&self.entry.counters.bytes_up, n as u64);
-        self.scan_up().map_err(SessionError::ClientProtocol)?;
+        self.scan_up()?;
         Ok(n > 0)
     }
 
@@ -428,27 +445,33 @@ impl<E: End> Pump<E> {
 
     /// Returns true if the client's next message begins a transaction, or may begin one.
     fn is_held_back(&self) -> bool {
+        if self.seat.as_ref().is_some_and(|seat| !seat.is_ready) {
+            return true;
+        }
         self.admission != Admission::Open
             && self.up.scanner.at_edge()
             && (self.conversation.at_boundary() || self.conversation.awaits_verdict())
     }
 
-    fn scan_up(&mut self) -> Result<(), WireError> {
+    pub(crate) fn scan_up(&mut self) -> Result<(), SessionError> {
         loop {
             let bytes = self.up.buffer.unscanned();
-            // A client that leaves begins no transaction.
-            if bytes.is_empty() || (self.is_held_back() && bytes[0] != b'X') {
+            // A client that leaves begins no transaction. A connection of the pool stays when it leaves.
+            if bytes.is_empty() || (self.is_held_back() && bytes[0] != b'X') || self.leaves_pool(bytes[0]) {
                 return Ok(());
             }
-            let message = match self.up.scanner.peek(bytes)? {
+            let message = match self.up.scanner.peek(bytes).map_err(SessionError::ClientProtocol)? {
                 Step::Starved => return Ok(()),
                 Step::Rest(n) => {
+                    if let Some(seat) = &mut self.seat {
+                        seat.note_rest(&bytes[..n])?;
+                    }
                     self.up.buffer.scan(n);
                     continue;
                 }
                 Step::Message(message) => message,
             };
-            frontend::check(&message)?;
+            frontend::check(&message).map_err(SessionError::ClientProtocol)?;
             // Statements are judged whole if they fit; a longer one counts as a change of everything.
             if matches!(message.tag, b'Q' | b'P') && !message.is_whole() && message.total() <= crate::buffer::LEN {
                 return Ok(());
@@ -465,6 +488,9 @@ impl<E: End> Pump<E> {
             }
             self.leaving |= message.tag == b'X';
             let begins = self.conversation.begins_statement();
+            if let Some(seat) = &mut self.seat {
+                seat.note(&message)?;
+            }
             self.tracker.frontend(&message);
             if let Some(tap) = &mut self.tap {
                 tap.frontend(&message, bytes, begins, self.tracker.dirty);
@@ -509,7 +535,7 @@ impl<E: End> Pump<E> {
                 }
                 b'S' if message.is_whole() => {
                     let (name, value) = backend::parameter_status(message.body)?;
-                    self.parameters.insert(name.to_owned(), value.to_vec());
+                    Arc::make_mut(&mut self.parameters).insert(name.to_owned(), value.to_vec());
                 }
                 b'G' | b'W' | b'E' | b'C' => self.conversation.backend(message.tag),
                 _ => {}

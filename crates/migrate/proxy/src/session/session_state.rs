@@ -95,12 +95,12 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    fn query(&mut self, sql: impl AsRef<[u8]>) {
+    pub(crate) fn query(&mut self, sql: impl AsRef<[u8]>) {
         put_query(&mut self.bytes, sql);
         self.syncs += 1;
     }
 
-    fn sync(&mut self) {
+    pub(crate) fn sync(&mut self) {
         self.bytes.extend(SYNC);
         self.syncs += 1;
     }
@@ -115,6 +115,18 @@ pub(crate) fn state_query<'a>(custom: impl Iterator<Item = &'a str>) -> Batch {
     put_bind(&mut batch.bytes, STATEMENT_NAME, STATEMENT_NAME, &[names.as_bytes()]);
     put_execute(&mut batch.bytes, STATEMENT_NAME);
     put_close_statement(&mut batch.bytes, STATEMENT_NAME);
+    batch.sync();
+    batch
+}
+
+/// Builds a question for a database's functions.
+pub(crate) fn functions_query(sql: &str) -> Batch {
+    const NAME: &[u8] = b"stillpoint_functions";
+    let mut batch = Batch::default();
+    put_parse(&mut batch.bytes, NAME, sql.as_bytes(), &[]);
+    put_bind(&mut batch.bytes, NAME, NAME, &[]);
+    put_execute(&mut batch.bytes, NAME);
+    put_close_statement(&mut batch.bytes, NAME);
     batch.sync();
     batch
 }
@@ -162,6 +174,47 @@ impl SessionState {
         self.statements.get(name).map(|statement| statement.text.clone())
     }
 
+    /// Takes out what its server gave the session; what is left is its own.
+    pub(crate) fn take_inherited(&mut self) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let inherited = std::mem::take(&mut self.inherited);
+        self.settings.retain(|name, value| inherited.get(name) != Some(value));
+        inherited
+    }
+
+    /// The same state with these inherited settings.
+    pub(crate) fn with_inherited(&self, inherited: &BTreeMap<Vec<u8>, Vec<u8>>) -> SessionState {
+        SessionState { inherited: inherited.clone(), ..self.clone() }
+    }
+
+    /// Names of its custom settings: a process that has had one never forgets the name.
+    pub(crate) fn custom_names(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.settings.keys().filter(|name| name.contains(&b'.'))
+    }
+
+    /// Returns true if it has given this setting a value.
+    pub(crate) fn has_setting(&self, name: &[u8]) -> bool {
+        self.settings.contains_key(name)
+    }
+
+    /// State that binds the session to its server process, if there is any.
+    pub(crate) fn binding(&self) -> Option<String> {
+        let channels = self.channels.iter().map(|name| format!("LISTEN {}", String::from_utf8_lossy(name)));
+        let locks = (!self.locks.is_empty()).then(|| format!("{} advisory locks", self.locks.len()));
+        // Their types are not kept: statements with others would look the same.
+        let own_types = self.statements.iter().filter(|(_, statement)| statement.types.contains(&0));
+        let own_types = own_types.map(|(name, _)| {
+            format!("prepared statement {} with a type of the database's own", String::from_utf8_lossy(name))
+        });
+        let all: Vec<String> = self.pins.iter().cloned().chain(channels).chain(locks).chain(own_types).collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+
+    /// Returns true if a new session is the same, as far as its own state goes.
+    pub(crate) fn is_plain(&self) -> bool {
+        let has_role = !matches!(self.roles.1.as_slice(), b"" | b"none");
+        self.settings.is_empty() && self.statements.is_empty() && !has_role && self.binding().is_none()
+    }
+
     /// Returns true if notifications may be under way.
     pub(crate) fn listens(&self) -> bool {
         !self.channels.is_empty()
@@ -198,14 +251,7 @@ impl SessionState {
     pub(crate) fn replay(&self, user: &str) -> Batch {
         let mut batch = Batch::default();
         self.replay_settings(user, &mut batch);
-        for (name, statement) in &self.statements {
-            if statement.by_sql {
-                batch.query(&statement.text);
-            } else {
-                put_parse(&mut batch.bytes, name, &statement.text, &statement.types);
-                batch.sync();
-            }
-        }
+        self.replay_statements(&mut batch);
         for channel in &self.channels {
             let mut sql = b"LISTEN \"".to_vec();
             channel.iter().for_each(|b| sql.extend(std::iter::repeat_n(*b, if *b == b'"' { 2 } else { 1 })));
@@ -215,7 +261,20 @@ impl SessionState {
         batch
     }
 
-    fn replay_settings(&self, user: &str, batch: &mut Batch) {
+    /// Statements that prepare its statements. They are parsed after the settings are set, as the server itself does when
+    /// a search path has changed.
+    pub(crate) fn replay_statements(&self, batch: &mut Batch) {
+        for (name, statement) in &self.statements {
+            if statement.by_sql {
+                batch.query(&statement.text);
+            } else {
+                put_parse(&mut batch.bytes, name, &statement.text, &statement.types);
+                batch.sync();
+            }
+        }
+    }
+
+    pub(crate) fn replay_settings(&self, user: &str, batch: &mut Batch) {
         let mut settings: Vec<(&[u8], &[u8])> = Vec::new();
         // The encoding is first: the other values are in it. The role is last: it may not be allowed to set the others.
         let encoding = self.settings.get_key_value(&b"client_encoding"[..]);

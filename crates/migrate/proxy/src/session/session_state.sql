@@ -18,3 +18,7 @@ UNION ALL SELECT 'lock', mode, pg_catalog.concat_ws(',', classid, objid, objsubi
 UNION ALL SELECT 'pin', 'cursor WITH HOLD ' || name, '', '' FROM pg_catalog.pg_cursors WHERE is_holdable
 UNION ALL SELECT 'pin', 'temporary relation ' || relname, '', '' FROM pg_catalog.pg_class
   WHERE relnamespace = pg_catalog.pg_my_temp_schema() AND relkind <> 'i'
+UNION ALL SELECT 'pin', 'temporary function ' || proname, '', '' FROM pg_catalog.pg_proc
+  WHERE pronamespace = pg_catalog.pg_my_temp_schema()
+UNION ALL SELECT 'pin', 'temporary type ' || typname, '', '' FROM pg_catalog.pg_type
+  WHERE typnamespace = pg_catalog.pg_my_temp_schema() AND typtype IN ('d', 'e', 'r')

@@ -151,14 +151,14 @@ async fn send_refusal(client: &mut Stream, error: SessionError) -> SessionError 
 /// Passes a request to cancel on to the session's present server. The client does not learn if there was such a
 /// session.
 async fn pass_cancel(proxy: &Proxy, key: &CancelKey) {
-    let Some((server, theirs)) = proxy.directory.canceller(key) else {
+    let Some(cancelling) = proxy.directory.canceller(key) else {
         return tracing::debug!(process = key.pid, "a cancel request has an unknown key");
     };
     let limit = proxy.settings().config.limits.connect();
     let pass = async {
-        let mut stream = link::connect(&server, limit).await?;
+        let mut stream = link::connect(&cancelling.server, limit).await?;
         let mut packet = Vec::new();
-        put_cancel(&mut packet, &theirs);
+        put_cancel(&mut packet, &cancelling.key);
         stream.send(&packet).await.map_err(SessionError::Server)?;
         // The server closes once the signal is sent; the client waits for the proxy as it would for the server.
         let mut nothing = [0];
@@ -166,6 +166,7 @@ async fn pass_cancel(proxy: &Proxy, key: &CancelKey) {
         Ok::<(), SessionError>(())
     };
     if let Err(error) = tokio::time::timeout(limit, pass).await.unwrap_or(Err(SessionError::TimedOut("cancelling"))) {
+        cancelling.never_ends();
         tracing::info!(process = key.pid, %error, "cannot forward a cancel request");
     }
 }

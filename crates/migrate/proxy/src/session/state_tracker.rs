@@ -8,7 +8,7 @@ use stillpoint_migrate_wire::{custom_settings, frontend, touch};
 /// Longest unnamed statement that is kept, in bytes; after a longer one a switch-over waits for the next.
 const UNNAMED_MAX: usize = 1 << 20;
 /// Most names of custom settings; no real client uses more.
-const CUSTOM_MAX: usize = 1000;
+pub(crate) const CUSTOM_MAX: usize = 1000;
 
 /// Names of settings that no catalogue lists, found in statements of a tenant's sessions.
 pub(crate) type CustomNames = Arc<Mutex<BTreeSet<String>>>;

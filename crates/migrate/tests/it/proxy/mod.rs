@@ -8,6 +8,7 @@ mod logins;
 mod metrics;
 mod page;
 mod passthrough;
+mod pool;
 mod process_ids;
 mod regress;
 mod replication;

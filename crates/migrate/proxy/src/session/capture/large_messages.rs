@@ -36,7 +36,7 @@ impl CapturedSession {
         }
         let body = self.from_client.beginning();
         let name = body.split(|b| *b == 0).next().unwrap_or_default().to_vec();
-        pump.tracker.frontend(&frame::Message { tag, body, len: total - HEADER_LEN });
+        pump.note_captured(&frame::Message { tag, body, len: total - HEADER_LEN });
         pump.conversation.frontend(tag);
         let skipped = self.skipping;
         self.pass_up(pump, total, !skipped).await?;

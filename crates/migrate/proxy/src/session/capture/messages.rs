@@ -20,7 +20,7 @@ impl CapturedSession {
             pump.entry.begin(crate::entry::now_us());
         }
         let body = message.body();
-        pump.tracker.frontend(&frame::Message { tag: message.tag, body, len: body.len() });
+        pump.note_captured(&frame::Message { tag: message.tag, body, len: body.len() });
         pump.conversation.frontend(message.tag);
         self.protocol = QueryProtocol::Extended;
         if self.skipping && message.tag != b'S' {

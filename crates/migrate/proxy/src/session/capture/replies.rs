@@ -21,7 +21,7 @@ impl CapturedSession {
         match message.tag {
             b'S' => {
                 let (name, value) = backend::parameter_status(message.body()).map_err(SessionError::ServerProtocol)?;
-                pump.parameters.insert(name.to_owned(), value.to_vec());
+                Arc::make_mut(&mut pump.parameters).insert(name.to_owned(), value.to_vec());
                 self.pass(&message);
             }
             b'A' => {

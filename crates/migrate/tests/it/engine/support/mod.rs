@@ -82,6 +82,7 @@ impl FakeClients {
             client: "-".into(),
             state: Activity::Idle,
             pinned: None,
+            kept: None,
             process: None,
             backend: None,
             prepared: true,
@@ -355,7 +356,7 @@ impl FakeProxy {
     fn status(&mut self) -> Status {
         let (server, phase) = (place(self.serving.clone()), Phase::Serving);
         let waits = self.clients.as_mut().map(FakeClients::waits).unwrap_or_default();
-        let tenant = TenantStatus { name: "shop".into(), server, phase, target: None, waits, mirror: None };
+        let tenant = TenantStatus { name: "shop".into(), server, phase, target: None, waits, mirror: None, pool: None };
         Status {
             tenants: vec![tenant],
             sessions: self.clients.iter_mut().map(FakeClients::session).collect(),
