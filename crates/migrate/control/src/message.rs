@@ -304,6 +304,9 @@ pub struct TenantStatus {
     /// Server connections that its sessions share, if it has a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<PoolStatus>,
+    /// Process ids of its shared connections' server processes, with and without sessions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_backends: Vec<u32>,
 }
 
 /// Server connections that sessions of a tenant share, of all users together.

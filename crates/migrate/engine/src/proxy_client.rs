@@ -1,6 +1,6 @@
 //! The manager's client of the proxy in front of both servers: the control socket, for one tenant.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_migrate_apply::Error;
@@ -113,10 +113,13 @@ impl ProxyClient {
     /// Process ids of the tenant's server processes, which its clients and a mirror use.
     pub(crate) async fn backends(&mut self) -> Result<Vec<u32>, Error> {
         let Status { sessions, tenants, .. } = self.status().await?;
-        let of_clients = sessions.into_iter().filter(|session| session.tenant == self.tenant).filter_map(|s| s.backend);
-        let tenant = tenants.into_iter().find(|tenant| tenant.name == self.tenant);
-        let of_mirror = tenant.and_then(|tenant| tenant.mirror).map(|mirror| mirror.source_processes);
-        Ok(of_clients.chain(of_mirror.into_iter().flatten()).collect())
+        let own = sessions.into_iter().filter(|session| session.tenant == self.tenant).filter_map(|s| s.backend);
+        let mut all: BTreeSet<u32> = own.collect();
+        if let Some(tenant) = tenants.into_iter().find(|tenant| tenant.name == self.tenant) {
+            all.extend(tenant.shared_backends);
+            all.extend(tenant.mirror.into_iter().flat_map(|mirror| mirror.source_processes));
+        }
+        Ok(all.into_iter().collect())
     }
 
     /// Begins to mirror the tenant's reads. `passwords` are those of roles on the source and on the target.

@@ -65,6 +65,15 @@ struct ForwardedSession {
     pending: Option<Event>,
 }
 
+impl ForwardedSession {
+    /// Reads what has arrived, unless the session is about to go to its task.
+    fn read(&mut self) {
+        if self.failed.is_none() && self.pending.is_none() {
+            self.failed = self.pump.read_all().err();
+        }
+    }
+}
+
 #[derive(Debug)]
 enum ForwarderCommand {
     /// Pass its bytes on.
@@ -220,7 +229,7 @@ impl Thread {
 
     /// Reads what has arrived for each session of the group, then makes all their writes.
     fn forward_group(&mut self, mut group: Vec<u32>) {
-        group.retain(|number| self.handle_ready(*number, |session| session.failed = session.pump.read_all().err()));
+        group.retain(|number| self.handle_ready(*number, ForwardedSession::read));
         self.share_connections(&mut group);
         let (mut places, mut writes) = (Vec::with_capacity(2 * GROUP_SESSIONS), Vec::with_capacity(2 * GROUP_SESSIONS));
         for number in &group {

@@ -189,6 +189,11 @@ impl Tenant {
         Some(status)
     }
 
+    /// Server processes of its shared connections, with and without sessions.
+    pub(crate) fn shared_backends(&self) -> Vec<u32> {
+        lock(&self.state).pools.backends.pids()
+    }
+
     /// Pools at its server, and at the one that it may move to.
     pub(crate) fn pools(&self) -> Vec<Arc<Pools>> {
         let state = lock(&self.state);

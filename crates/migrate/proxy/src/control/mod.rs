@@ -307,9 +307,10 @@ fn status(proxy: &Proxy) -> Status {
             None => Phase::Serving,
         };
         let (waits, pool) = (tenant.waits.counts(), tenant.pool_status(&proxy.directory.all()));
+        let shared_backends = tenant.shared_backends();
         let mirror = tenant.mirror().map(|mirror| Box::new(mirror.report()));
         let (name, server) = (tenant.name.clone(), (*tenant.server()).clone());
-        TenantStatus { name, server, phase, target, waits, mirror, pool }
+        TenantStatus { name, server, phase, target, waits, mirror, pool, shared_backends }
     });
     let session = |entry: Arc<Entry>| SessionStatus {
         id: entry.id,

@@ -2,10 +2,11 @@
 
 use super::Pool;
 use crate::entry::ServerProcess;
+use crate::mutex::lock;
 use crate::polled_stream::PolledStream;
 use crate::session::session_state::SessionState;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A connection's place in its pool; dropping it frees the place.
@@ -33,6 +34,32 @@ impl Drop for Slot {
     }
 }
 
+/// Server processes of a tenant's shared connections.
+#[derive(Debug, Default)]
+pub(crate) struct Backends {
+    pids: Mutex<BTreeSet<u32>>,
+}
+
+impl Backends {
+    /// Process ids.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        lock(&self.pids).iter().copied().collect()
+    }
+}
+
+/// Entry of a server process among those of its tenant, for as long as the connection exists.
+#[derive(Debug)]
+struct Registration {
+    backends: Arc<Backends>,
+    pid: u32,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        lock(&self.backends.pids).remove(&self.pid);
+    }
+}
+
 /// Facts about a connection's server process.
 #[derive(Debug)]
 pub(crate) struct Facts {
@@ -56,6 +83,7 @@ pub(crate) struct Facts {
     /// Its place, if it counts.
     slot: Option<Slot>,
     idle_since: Instant,
+    _registration: Registration,
 }
 
 /// A connection without a session.
@@ -72,8 +100,12 @@ impl Facts {
         process: ServerProcess,
         parameters: Arc<BTreeMap<String, Vec<u8>>>,
         slot: Option<Slot>,
+        backends: &Arc<Backends>,
     ) -> Box<Facts> {
+        let pid = process.key.pid;
+        lock(&backends.pids).insert(pid);
         Box::new(Facts {
+            _registration: Registration { backends: backends.clone(), pid },
             startup,
             process,
             parameters,

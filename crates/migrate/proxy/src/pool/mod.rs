@@ -24,7 +24,7 @@ mod words;
 
 use crate::mutex::lock;
 use catalog::Catalog;
-use connection::{Connection, Slot};
+use connection::{Backends, Connection, Slot};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -40,6 +40,7 @@ const FAIR_WAIT: Duration = Duration::from_millis(100);
 pub(crate) struct Pools {
     by_user: Mutex<BTreeMap<String, Arc<Pool>>>,
     pub(crate) catalog: Catalog,
+    pub(crate) backends: Arc<Backends>,
 }
 
 impl Pools {

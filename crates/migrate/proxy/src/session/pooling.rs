@@ -50,7 +50,7 @@ impl Session {
         let pools = self.pools.clone();
         let pool = pools.of_user(&self.entry.user, &config);
         let startup: Arc<[u8]> = link::startup_packet(&self.startup, &self.server).into();
-        let facts = Facts::new(startup, process, self.pump.parameters.clone(), None);
+        let facts = Facts::new(startup, process, self.pump.parameters.clone(), None, &pools.backends);
         self.pump.seat = Some(Box::new(Seat::new(pools, pool, self.entry.id, facts)));
         self.settle().await
     }
@@ -226,7 +226,7 @@ impl Session {
             ServerProcess { server: self.server.clone(), key, ids: self.ids.clone(), cancels: Arc::default() };
         let Stream::Plain(raw) = stream else { return Err(SessionError::TimedOut("a connection without encryption")) };
         let stream = PolledStream::from(raw).map_err(SessionError::Handover)?;
-        let facts = Facts::new(startup, process, Arc::new(parameters), slot);
+        let facts = Facts::new(startup, process, Arc::new(parameters), slot, &self.pools.backends);
         self.pump.put_connection(Connection { stream, facts })?;
         self.pump.inject(&leftover);
         let (state, inherited) = self.query_own_state().await?.map_err(cannot_be_made)?;
@@ -403,7 +403,8 @@ impl Session {
         seat.pools = target.pools.clone();
         seat.pool = target.pools.of_user(&self.entry.user, &config);
         seat.startup = link::startup_packet(&self.startup, &target.server).into();
-        seat.facts = Some(Facts::new(seat.startup.clone(), process, self.pump.parameters.clone(), None));
+        let parameters = self.pump.parameters.clone();
+        seat.facts = Some(Facts::new(seat.startup.clone(), process, parameters, None, &target.pools.backends));
         seat.unsettle();
         self.share_again();
     }
@@ -431,7 +432,7 @@ async fn open_at_target(login: &TargetLogin, tenant: &Tenant, packet: Arc<[u8]>,
     let state = super::ask_state(&mut stream, tenant).await.map_err(|error| error.to_string())?.0?;
     let (server, ids) = (login.target.server.clone(), login.target.ids.clone());
     let process = ServerProcess { server, key, ids, cancels: Arc::default() };
-    let mut facts = Facts::new(packet, process, Arc::new(parameters), Some(slot));
+    let mut facts = Facts::new(packet, process, Arc::new(parameters), Some(slot), &login.target.pools.backends);
     let mut state = state;
     facts.inherited = state.take_inherited().into();
     facts.first = Arc::new(state);

@@ -56,6 +56,17 @@ async fn all_shared(proxy: &Proxy) {
     panic!("sessions do not give their connections back: {:?}", pool_of(proxy).await);
 }
 
+/// Waits until so many sessions keep their connections.
+async fn await_kept(proxy: &Proxy, kept: usize, after: &str) {
+    for _ in 0..3000 {
+        if pool_of(proxy).await.0.kept == kept {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{after}: {:?}", pool_of(proxy).await);
+}
+
 /// Number of the clients' server processes.
 fn processes(cluster: &Cluster) -> usize {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
@@ -166,21 +177,14 @@ async fn what_cannot_be_made_again_keeps_its_connection_until_it_is_gone() {
         assert_ne!(ask(&other, "SELECT pg_backend_pid()").await, own);
         assert_eq!(ask(&client, "SELECT pg_backend_pid()").await, own, "{make}");
         client.batch_execute(end).await.unwrap_or_else(|error| panic!("{end}: {error:?}"));
-        all_shared(&proxy).await;
-        assert_eq!(pool_of(&proxy).await.0.kept, 0, "{end}");
+        await_kept(&proxy, 0, end).await;
     }
     for make in ["SELECT setseed(0.5)", "SELECT set_config($$app.x$$, '1', false)", "LOAD 'plpgsql'"] {
         let client = connect(&proxy).await;
         client.batch_execute(make).await.unwrap_or_else(|error| panic!("{make}: {error:?}"));
-        all_shared(&proxy).await;
-        assert_eq!(pool_of(&proxy).await.0.kept, 1, "{make}");
+        await_kept(&proxy, 1, make).await;
         drop(client);
-        for _ in 0..1000 {
-            if pool_of(&proxy).await.0.kept == 0 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        await_kept(&proxy, 0, "the client's end").await;
     }
     // A sequence's values are the session's own, or an error.
     let client = connect(&proxy).await;
@@ -313,7 +317,7 @@ async fn waits_are_bounded_in_time_and_number_and_end_with_an_error_that_says_so
     all_shared(&proxy).await;
     // Half a message takes no connection.
     let mut half = support::session(&proxy);
-    half.write_all(b"Q\0\0\0\x0cSEL").unwrap();
+    half.write_all(b"Q\0\0\0\x0dSEL").unwrap();
     holder.batch_execute("BEGIN; SELECT 1").await.unwrap();
     let waiting = tokio::spawn(async move { waiter.simple_query("SELECT 1").await });
     for _ in 0..500 {

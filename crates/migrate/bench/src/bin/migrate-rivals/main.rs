@@ -11,6 +11,7 @@ mod copy;
 mod native;
 mod pgbench;
 mod phases;
+mod pool;
 mod rate;
 mod throughput;
 
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 use stillpoint_testing::postgresql::{Cluster, available};
 
 /// Default settings except for the log, with memory for this machine.
-const SETTINGS: [&str; 4] = ["wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB"];
+const SETTINGS: [&str; 5] = ["max_connections=300", "wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB"];
 
 /// All measured values, by name.
 type Raw = Vec<(String, Vec<f64>)>;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         "rate" => rate::measure(size, rounds),
         "kept" => throughput::measure(rounds),
         "copy" => copy::measure(size, rounds),
+        "pool" => pool::measure(rounds),
         _ => return usage(),
     };
     let values: serde_json::Map<_, _> = values.into_iter().map(|(what, values)| (what, values.into())).collect();
@@ -66,7 +68,7 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: migrate-rivals [--small] gap|rate|kept|copy ROUNDS FILE-FOR-THE-VALUES");
+    eprintln!("usage: migrate-rivals [--small] gap|rate|kept|copy|pool ROUNDS FILE-FOR-THE-VALUES");
     ExitCode::from(2)
 }
 

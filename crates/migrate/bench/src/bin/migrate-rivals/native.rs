@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use stillpoint_testing::{port::free_port, postgresql::Cluster, wait::until};
 
+/// Server connections of its pool, unless a measurement says otherwise.
+const POOL_SERVERS: usize = 64;
 /// Path of Debian's pgbouncer.
 const PGBOUNCER: &str = "/usr/sbin/pgbouncer";
 
@@ -50,10 +52,15 @@ pub(crate) fn available() -> bool {
 
 impl Pgbouncer {
     pub(crate) fn start(server: &Cluster) -> Pgbouncer {
+        Pgbouncer::start_with(server, POOL_SERVERS)
+    }
+
+    /// Starts one with so many server connections.
+    pub(crate) fn start_with(server: &Cluster, servers: usize) -> Pgbouncer {
         let dir = tempfile::tempdir().expect("make a directory");
         fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("open it");
         let port = free_port();
-        configure(dir.path(), port, server);
+        configure(dir.path(), port, server, servers);
         let mut command = Command::new(PGBOUNCER);
         command.args(["-q", "-u", "postgres"]).arg(dir.path().join("ini")).stdout(Stdio::null()).stderr(Stdio::null());
         let pgbouncer = Pgbouncer { child: command.spawn().expect("start pgbouncer"), port, dir };
@@ -75,7 +82,7 @@ impl Pgbouncer {
         };
         console("PAUSE");
         work();
-        configure(self.dir.path(), self.port, target);
+        configure(self.dir.path(), self.port, target, POOL_SERVERS);
         console("RELOAD");
         console("RESUME");
     }
@@ -88,13 +95,13 @@ impl Drop for Pgbouncer {
     }
 }
 
-fn configure(dir: &Path, port: u16, server: &Cluster) {
+fn configure(dir: &Path, port: u16, server: &Cluster, servers: usize) {
     let users = dir.join("users");
     fs::write(&users, "\"postgres\" \"\"\n").expect("write the users");
     let text = format!(
         "[databases]\nshop = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
          listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {}\nadmin_users = postgres\n\
-         pool_mode = transaction\ndefault_pool_size = 64\nmax_client_conn = 200\nlogfile = {}\n",
+         pool_mode = transaction\ndefault_pool_size = {servers}\nmax_client_conn = 400\nlogfile = {}\n",
         server.port(),
         users.display(),
         dir.join("log").display()
