@@ -1,9 +1,10 @@
 //! `stillpoint migrate proxy`: the daemon that clients connect to, and that moves their sessions.
 
+use super::servers::block_on;
 use crate::output::{Failure, Output};
 use std::path::{Path, PathBuf};
 use stillpoint_migrate_control::{Config, ConfigError};
-use stillpoint_migrate_proxy::StartError;
+use stillpoint_migrate_proxy::{Drained, StartError};
 
 /// Example of a configuration; shown by `--help`.
 const EXAMPLE: &str = include_str!("proxy_help.txt");
@@ -19,6 +20,10 @@ pub(crate) struct Args {
     /// proxy can wait.
     #[arg(long)]
     standby: bool,
+    /// Order the proxy that serves with this configuration to end, and wait for its end: no client connects to it any
+    /// more, open transactions may finish within `drain_ms`, and a standby takes over.
+    #[arg(long, conflicts_with_all = ["standby", "check_config"])]
+    drain: bool,
     /// Check the file and the files that it names, print warnings, and exit.
     #[arg(long, visible_alias = "dry-run")]
     check_config: bool,
@@ -48,6 +53,9 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         output.result("proxy-config-checked", &line(&config, warnings));
         return Ok(());
     }
+    if args.drain {
+        return drain(&args, output);
+    }
     let places = |config: &Config| config.listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let standing_by = |config: &Config| {
         let control = config.control.display();
@@ -64,6 +72,23 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         stillpoint_migrate_proxy::run(&args.config, started)
     };
     ended.map_err(|error| refused(error, &args))
+}
+
+/// Orders the proxy that serves to end.
+fn drain(args: &Args, output: &Output) -> Result<(), Failure> {
+    let config = Config::load(&args.config).map_err(|error| refused(error.into(), args))?;
+    let drained = block_on(stillpoint_migrate_proxy::drain(&config))?.map_err(|why| {
+        Failure::refused(anyhow::anyhow!(why)).hint("ss -lxp shows which process listens at the control socket")
+    })?;
+    let Drained { process, sessions, has_ended } = drained;
+    output.result("proxy-drained", &serde_json::json!({"process": process, "sessions": sessions, "ended": has_ended}));
+    if !has_ended {
+        let error = anyhow::anyhow!("the proxy (process {process}) still runs after its time limit");
+        let state = "it accepts no client any more";
+        return Err(Failure::failed(error, state).hint(format!("kill -INT {process} ends its sessions")));
+    }
+    output.line(format_args!("the proxy (process {process}) has ended; it had {sessions} sessions"));
+    Ok(())
 }
 
 fn refused(error: StartError, args: &Args) -> Failure {
@@ -119,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_fault_of_the_file_is_to_be_corrected_there() {
-        let args = Args { config: "/etc/p.toml".into(), standby: false, check_config: true };
+        let args = Args { config: "/etc/p.toml".into(), standby: false, drain: false, check_config: true };
         let error = Config::parse("listen = 1").unwrap_err();
         let hint = refused(error.into(), &args).hint.unwrap();
         assert!(hint.contains("correct the line of /etc/p.toml") && !hint.contains("--check-config"), "{hint}");

@@ -55,6 +55,11 @@ impl Client {
         Ok(Client { stream: BufReader::new(stream), line: Vec::new(), owed: 0, broken: false })
     }
 
+    /// Process id of the proxy, if the kernel knows it.
+    pub fn process(&self) -> Option<i32> {
+        self.stream.get_ref().peer_cred().ok().and_then(|peer| peer.pid())
+    }
+
     /// Returns the next line of a capture. Nothing is lost if the future is dropped before the line is complete.
     ///
     /// # Errors

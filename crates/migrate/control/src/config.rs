@@ -329,14 +329,17 @@ impl Config {
                 ));
             }
             if let Some(pool) = &tenant.pool {
-                for (key, value) in [("servers", pool.servers as u64), ("wait_ms", pool.wait_ms), ("idle_ms", pool.idle_ms)]
+                for (key, value) in
+                    [("servers", pool.servers as u64), ("wait_ms", pool.wait_ms), ("idle_ms", pool.idle_ms)]
                 {
                     if value == 0 {
                         return invalid(format!("`pool.{key}` of tenant `{name}` is 0"));
                     }
                 }
                 if pool.keep.iter().any(|word| word.len() < 3 || !word.is_ascii()) {
-                    return invalid(format!("a word in `pool.keep` of tenant `{name}` is shorter than 3 ASCII letters"));
+                    return invalid(format!(
+                        "a word in `pool.keep` of tenant `{name}` is shorter than 3 ASCII letters"
+                    ));
                 }
             }
             if name == ANY && tenant.database.is_some() {

@@ -33,7 +33,9 @@ mod session_settings;
 
 pub use client::{Client, ControlError};
 pub use config::access::{Action, Network, Origin, Rule, TlsRequirement, allows};
-pub use config::{ANY, Config, ConfigError, Endpoint, Limits, PageConfig, PoolConfig, SESSION_BYTES, TenantConfig, TlsFiles};
+pub use config::{
+    ANY, Config, ConfigError, Endpoint, Limits, PageConfig, PoolConfig, SESSION_BYTES, TenantConfig, TlsFiles,
+};
 pub use message::{
     Activity, CounterStatus, Phase, PoolStatus, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
 };

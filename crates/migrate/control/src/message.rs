@@ -99,6 +99,8 @@ pub enum Request {
         /// Name of the tenant.
         tenant: String,
     },
+    /// End as after SIGTERM: no client connects any more, and sessions end when no transaction is open.
+    Drain,
     /// Show the progress of the command that moves a tenant. The reply says if the operator has ordered the switch.
     Progress {
         /// Name of the tenant.
@@ -130,6 +132,7 @@ impl fmt::Debug for Request {
             Request::Switch { tenant } => write!(f, "Switch({tenant})"),
             Request::Resume { tenant } => write!(f, "Resume({tenant})"),
             Request::Abandon { tenant } => write!(f, "Abandon({tenant})"),
+            Request::Drain => f.write_str("Drain"),
             Request::Progress { tenant, .. } => write!(f, "Progress({tenant})"),
         }
     }
@@ -256,6 +259,13 @@ pub enum Reply {
     Resumed,
     /// Reply to [`Request::Abandon`].
     Abandoned,
+    /// Reply to [`Request::Drain`]: the proxy ends.
+    Draining {
+        /// Number of sessions that it still has.
+        sessions: usize,
+        /// Longest time until it ends them, in milliseconds.
+        limit_ms: u64,
+    },
     /// Reply to [`Request::Progress`].
     Shown {
         /// True once for each order to switch that the operator has given at the proxy.

@@ -121,7 +121,11 @@ async fn serve(
     started(&config);
 
     let patiently = loop {
-        match signals.next().await {
+        let request = tokio::select! {
+            request = signals.next() => request,
+            () = proxy.drain.notified() => break true,
+        };
+        match request {
             SignalRequest::Reload => reload(path, &proxy),
             SignalRequest::End { patiently } => break patiently,
         }

@@ -372,7 +372,10 @@ mod tests {
             ids.iter().enumerate().map(|(at, ids)| session(&directory, &tenant(at), process(ids, 7))).collect();
         for (entry, key) in &sessions {
             assert_eq!(key.pid, 7, "each client has its server's own id");
-            assert!(Arc::ptr_eq(&directory.canceller(key).unwrap().server, &lock(&entry.process).as_ref().unwrap().server));
+            assert!(Arc::ptr_eq(
+                &directory.canceller(key).unwrap().server,
+                &lock(&entry.process).as_ref().unwrap().server
+            ));
         }
         directory.leave(sessions[1].0.id);
         assert!(directory.canceller(&sessions[1].1).is_none());

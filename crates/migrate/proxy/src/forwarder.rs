@@ -150,7 +150,8 @@ impl Forwarder {
         let number = pump.number();
         let (back, mut returned) = oneshot::channel();
         let pump = pump.unregister().map_err(SessionError::Handover)?;
-        let session = ForwardedSession { pump, back, watches_room: false, is_ready: false, failed: None, pending: None };
+        let session =
+            ForwardedSession { pump, back, watches_room: false, is_ready: false, failed: None, pending: None };
         self.handle.send(ForwarderCommand::Forward(Box::new(session)));
         let returned = tokio::select! {
             returned = &mut returned => returned,
@@ -281,7 +282,8 @@ impl Thread {
             }
             NextStep::Wait => {}
         }
-        if !session.watches_room && session.pump.ends().into_iter().any(|end| end.fd().is_some() && !end.is_writable()) {
+        if !session.watches_room && session.pump.ends().into_iter().any(|end| end.fd().is_some() && !end.is_writable())
+        {
             session.watches_room = true;
             if let Err(error) = update_events(&self.epoll, session) {
                 self.return_session(number, Err(SessionError::Handover(error.into())));

@@ -25,7 +25,10 @@
 //! transaction without any captured write (a SELECT of a writing function that is declared STABLE), and writes that
 //! bypass the proxy; a comparison of both sides finds them.
 //!
-//! It does not pool connections, parse SQL or rewrite statements without a follower, or keep passwords. State that
+//! Where the configuration has a pool, idle sessions share server connections ([`pool`]): a connection that a session
+//! gets is like the one that it gave back. Sessions that keep what cannot be made again keep their connections.
+//!
+//! It does not parse SQL or rewrite statements without a follower, or keep passwords. State that
 //! cannot be moved pins a session, and the status shows it: temporary tables, WITH HOLD cursors, replication. The proxy
 //! does not notice, and so loses: values of `currval` and `lastval`, how often a lock was taken, libraries that LOAD
 //! loaded.
@@ -58,6 +61,7 @@ mod control;
 mod counters;
 mod daemon;
 mod descriptors;
+mod drain;
 mod entry;
 mod error;
 mod forwarder;
@@ -92,4 +96,5 @@ mod verifiers;
 mod workers;
 
 pub use daemon::{check, run, stand_by};
+pub use drain::{Drained, drain};
 pub use error::StartError;

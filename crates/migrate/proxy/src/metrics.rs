@@ -57,7 +57,8 @@ pub(crate) fn text(proxy: &Proxy) -> String {
             );
         }
     }
-    let pools: Vec<_> = tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.pool_status(&entries)?))).collect();
+    let pools: Vec<_> =
+        tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.pool_status(&entries)?))).collect();
     put_pools(&mut text, &pools);
     let shown = tenants.iter().filter_map(|tenant| Some((label(&tenant.name), tenant.migration()?)));
     put_migrations(&mut text, &shown.collect::<Vec<_>>());

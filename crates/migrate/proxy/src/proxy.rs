@@ -20,7 +20,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use stillpoint_migrate_control::{ANY, Config, ConfigError};
 use stillpoint_migrate_postgres::Server;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 
 /// A configuration, with the TLS acceptor built from it.
@@ -71,6 +71,8 @@ pub(crate) struct Proxy {
     pub(crate) mock_secret: MockSecret,
     /// Place of the process that waits to serve in this one's place.
     pub(crate) standby: Place,
+    /// An operator has ordered the end of this proxy.
+    pub(crate) drain: Notify,
 }
 
 impl Proxy {
@@ -93,6 +95,7 @@ impl Proxy {
             logins: Arc::default(),
             mock_secret,
             standby: Place::default(),
+            drain: Notify::new(),
         };
         proxy.register_configured_tenants();
         Ok(proxy)

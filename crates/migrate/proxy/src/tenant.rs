@@ -449,7 +449,12 @@ impl Tenant {
                 }
                 if state.service == Service::Open {
                     enter(&mut state);
-                    return Ok(TenantAdmission { server: state.server.clone(), ids: state.ids.clone(), pools: state.pools.clone(), waited });
+                    return Ok(TenantAdmission {
+                        server: state.server.clone(),
+                        ids: state.ids.clone(),
+                        pools: state.pools.clone(),
+                        waited,
+                    });
                 }
             }
             waited = true;

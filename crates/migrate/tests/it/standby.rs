@@ -59,6 +59,30 @@ fn commits(testbed: &Testbed) -> u64 {
 }
 
 #[test]
+fn a_proxy_that_is_drained_lets_transactions_finish_and_the_standby_serves() {
+    if !available() {
+        return;
+    }
+    let mut testbed = Testbed::start();
+    testbed.start_standby();
+    let mut busy = Psql::at(&testbed);
+    assert_eq!(busy.asks("BEGIN; SELECT 1;"), "1");
+    let mut drain = testbed.proxy_command(&["--drain"]);
+    let drain = std::thread::spawn(move || drain.output().unwrap());
+    let retired = testbed.replaced_by_standby();
+    assert_eq!(Psql::at(&testbed).asks("SELECT 2;"), "2", "the standby serves");
+    assert!(!drain.is_finished(), "a transaction is open");
+    assert_eq!(busy.asks("SELECT 3;"), "3");
+    assert_eq!(busy.asks("COMMIT \\; SELECT 4;"), "4");
+    let output = drain.join().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    drop(retired);
+    // A configuration without a proxy.
+    testbed.kill_proxy();
+    assert!(refused(testbed.proxy_command(&["--drain"])).contains("no proxy answers"));
+}
+
+#[test]
 fn one_serves_and_one_stands_by() {
     if !available() {
         return;

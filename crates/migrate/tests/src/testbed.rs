@@ -202,6 +202,14 @@ impl Testbed {
         retired
     }
 
+    /// Waits until the standby serves in the place of a proxy that was ordered to end; returns that one.
+    #[track_caller]
+    pub fn replaced_by_standby(&mut self) -> Proxy {
+        let retired = self.proxy.take().expect("a proxy serves");
+        self.standby_serves();
+        retired
+    }
+
     #[track_caller]
     fn standby_serves(&mut self) {
         let standby = self.standby.take().expect("a proxy stands by");

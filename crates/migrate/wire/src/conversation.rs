@@ -66,6 +66,12 @@ impl Conversation {
         self.status
     }
 
+    /// Returns true while the client sends the rows of a COPY.
+    #[inline]
+    pub fn is_copying_in(&self) -> bool {
+        self.copying == Copying::In
+    }
+
     /// Returns true if, as far as is known now, the next message can begin another transaction than the one that may be
     /// open: the server owes the answer that decides it.
     #[inline]

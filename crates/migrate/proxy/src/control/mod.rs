@@ -62,6 +62,7 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
             _ => return,
         }
         let request = serde_json::from_slice::<Request>(&line);
+        let drains = matches!(request, Ok(Request::Drain));
         line.zeroize();
         let reply = match request {
             Ok(Request::Capture { tenant, limit_ms, statements }) => {
@@ -92,6 +93,8 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
         // A caller that does not read its reply cannot hold the pause for longer either.
         let limit = pause.as_ref().map_or_else(|| Instant::now() + REPLY_TIMEOUT, Pause::limit);
         match tokio::time::timeout_at(limit, send_reply(stream.get_mut(), &reply)).await {
+            // Not before the reply: this connection ends with the proxy.
+            Ok(Ok(())) if drains => proxy.drain.notify_one(),
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
             Err(_) => return end_pause(&mut pause),
@@ -192,6 +195,9 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
         Request::Abandon { tenant } => {
             find(proxy, &tenant)?.abandon()?;
             Reply::Abandoned
+        }
+        Request::Drain => {
+            Reply::Draining { sessions: proxy.directory.all().len(), limit_ms: proxy.settings().config.limits.drain_ms }
         }
         Request::Progress { tenant, progress } => Reply::Shown { switch: find(proxy, &tenant)?.show(*progress) },
     })

@@ -23,7 +23,9 @@ impl Pump<PolledStream> {
 
 /// Error of a session that gets no connection.
 pub(crate) fn no_connection(why: String) -> SessionError {
-    SessionError::Refused(Refusal::new("53300", why).hint("The pool of server connections is too small for these clients."))
+    SessionError::Refused(
+        Refusal::new("53300", why).hint("The pool of server connections is too small for these clients."),
+    )
 }
 
 /// Error of a session that has waited for too long.
@@ -57,6 +59,10 @@ impl Thread {
             Ok(SeatStep::Stay) => false,
             Ok(SeatStep::Settle) => {
                 session.pending = Some(Event::Settle);
+                false
+            }
+            Ok(SeatStep::MakeAlike) => {
+                session.pending = Some(Event::MakeAlike);
                 false
             }
             Ok(SeatStep::Release) => {
@@ -122,7 +128,8 @@ impl Thread {
 
     /// Gives a session what it waited for; returns true if it still waited.
     fn take_grant(&mut self, number: u32, grant: Grant) -> bool {
-        let waits = |session: &&mut Box<ForwardedSession>| session.pump.seat.as_ref().is_some_and(|seat| seat.is_queued);
+        let waits =
+            |session: &&mut Box<ForwardedSession>| session.pump.seat.as_ref().is_some_and(|seat| seat.is_queued);
         let Some(session) = self.sessions.get_mut(&number).filter(waits) else {
             // The session is with its task, or gone: another one gets it.
             if let Grant::Connection(connection) = grant {

@@ -14,8 +14,21 @@ const REFRESH_INTERVAL_US: u64 = 5_000_000;
 
 /// First words of statements that keep nothing themselves.
 const READS: [&str; 15] = [
-    "SELECT", "TABLE", "VALUES", "SHOW", "BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE",
-    "FETCH", "MOVE", "NOTIFY",
+    "SELECT",
+    "TABLE",
+    "VALUES",
+    "SHOW",
+    "BEGIN",
+    "START",
+    "COMMIT",
+    "END",
+    "ROLLBACK",
+    "ABORT",
+    "SAVEPOINT",
+    "RELEASE",
+    "FETCH",
+    "MOVE",
+    "NOTIFY",
 ];
 /// First words of statements that write rows.
 const WRITES: [&str; 11] =
@@ -294,7 +307,9 @@ mod tests {
         ] {
             assert_eq!(effect(&catalog, sql), expected, "{sql}");
         }
-        for (sql, defines) in [("create table t ()", true), ("call p()", true), ("set x = 1", false), ("select 1", false)] {
+        for (sql, defines) in
+            [("create table t ()", true), ("call p()", true), ("set x = 1", false), ("select 1", false)]
+        {
             assert_eq!(catalog.judge().judge(sql.as_bytes(), true).defines, defines, "{sql}");
         }
     }
@@ -308,7 +323,10 @@ mod tests {
     fn triggers_count_for_writes_and_views_for_everything() {
         let source = "BEGIN SET x = 1; END";
         let by_trigger = read_catalog(&[["f", "plpgsql", "v", source, "t", "f"]]);
-        assert_eq!((effect(&by_trigger, "select 1"), effect(&by_trigger, "delete from t")), (Effect::Nothing, Effect::Unknown));
+        assert_eq!(
+            (effect(&by_trigger, "select 1"), effect(&by_trigger, "delete from t")),
+            (Effect::Nothing, Effect::Unknown)
+        );
         assert_eq!(effect(&by_trigger, "select f()"), Effect::Unknown);
         let by_view = read_catalog(&[["f", "plpgsql", "v", source, "f", "t"]]);
         assert_eq!(effect(&by_view, "select * from v"), Effect::Unknown);

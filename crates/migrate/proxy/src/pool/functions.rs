@@ -80,7 +80,8 @@ pub(super) fn source_effect(source: &str, words: &Words) -> Effect {
     for (at, token) in tokens.iter().enumerate() {
         let stated = STATEMENT_WORDS.iter().find(|(word, _)| word == token);
         effect = effect.max(stated.map_or(Effect::Nothing, |(_, effect)| *effect));
-        let begins = BEFORE_STATEMENTS.contains(&before) || !before.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        let begins =
+            BEFORE_STATEMENTS.contains(&before) || !before.starts_with(|c: char| c.is_alphanumeric() || c == '_');
         if *token == "set" && begins && before != "\"" && before != ")" {
             let next = tokens.get(at + 1).copied().unwrap_or_default();
             let is_custom = tokens.get(at + 3) == Some(&".");
@@ -208,7 +209,9 @@ pub(super) fn judge(functions: &[Function], keep: &[String]) -> FunctionEffects 
 
 fn words_of(functions: &[Function], effects: &[Effect], keep: &[String]) -> Words {
     let own = functions.iter().zip(effects).filter(|(function, _)| !function.name.is_empty());
-    let own = own.filter(|(_, effect)| **effect > Effect::Nothing).map(|(function, effect)| (function.name.as_str(), *effect));
+    let own = own
+        .filter(|(_, effect)| **effect > Effect::Nothing)
+        .map(|(function, effect)| (function.name.as_str(), *effect));
     Words::new(keep.iter().map(|word| (word.as_str(), Effect::Hidden)).chain(WORDS), own)
 }
 
@@ -217,7 +220,13 @@ mod tests {
     use super::*;
 
     fn function(name: &str, source: &str) -> Function {
-        Function { name: name.into(), language: "plpgsql".into(), is_volatile: true, source: source.into(), ..Function::default() }
+        Function {
+            name: name.into(),
+            language: "plpgsql".into(),
+            is_volatile: true,
+            source: source.into(),
+            ..Function::default()
+        }
     }
 
     fn effect_of(source: &str) -> Effect {
@@ -293,11 +302,13 @@ mod tests {
 
     #[test]
     fn readers_of_sequences_are_found_through_other_functions() {
-        let functions = [function("last_one", "SELECT lastval()"), function("caller", "SELECT last_one()"), function("x", "")];
+        let functions =
+            [function("last_one", "SELECT lastval()"), function("caller", "SELECT last_one()"), function("x", "")];
         let all = judge(&functions, &[]);
         assert_eq!(all.sequence_readers, ["last_one", "caller"]);
         assert!(!all.reads_sequences);
-        let in_view = Function { language: "tree".into(), source: "lastval".into(), by_reads: true, ..Function::default() };
+        let in_view =
+            Function { language: "tree".into(), source: "lastval".into(), by_reads: true, ..Function::default() };
         assert!(judge(&[in_view], &[]).reads_sequences);
     }
 }

@@ -167,7 +167,9 @@ impl Pool {
         };
         let waiter = state.waiting.remove(at)?;
         drop(state);
-        let grant = match waiter.fits(&connection) {
+        // The server may have ended it in this moment.
+        let is_good = waiter.fits(&connection) && connection.stream.is_quiet();
+        let grant = match is_good {
             true => Grant::Connection(connection.with_slot(slot)),
             false => Grant::Open(slot),
         };
@@ -203,7 +205,8 @@ impl Pool {
     fn free(self: &Arc<Pool>) {
         let waiter = {
             let mut state = lock(&self.state);
-            let waiter = if state.open > state.config.servers || state.is_retired { None } else { state.waiting.pop_front() };
+            let waiter =
+                if state.open > state.config.servers || state.is_retired { None } else { state.waiting.pop_front() };
             if waiter.is_none() {
                 state.open -= 1;
             }
@@ -252,6 +255,11 @@ impl Pool {
     /// Longest wait, in milliseconds.
     pub(crate) fn wait_ms(&self) -> u64 {
         lock(&self.state).config.wait_ms
+    }
+
+    /// Its limits.
+    pub(crate) fn config(&self) -> PoolConfig {
+        lock(&self.state).config.clone()
     }
 
     /// Words of statements after which a session keeps its connection.

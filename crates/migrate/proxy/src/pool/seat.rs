@@ -76,6 +76,8 @@ pub(crate) enum SeatStep {
     Settle,
     /// The client has sent a message that needs a connection.
     Acquire,
+    /// The connection must be made like the session.
+    MakeAlike,
 }
 
 impl Seat {
@@ -194,6 +196,11 @@ impl Seat {
         self.verdict.effect = self.verdict.effect.max(Effect::Unknown);
     }
 
+    /// Keeps the connection to the session's end: it is not certain that all answers have come.
+    pub(crate) fn hold_answers(&mut self) {
+        self.verdict.effect = Effect::Hidden;
+    }
+
     /// Takes the facts of its connection, which goes back.
     pub(crate) fn vacate(&mut self) -> Option<Box<Facts>> {
         let mut facts = self.facts.take()?;
@@ -212,7 +219,8 @@ impl Seat {
     pub(crate) fn occupy(&mut self, facts: Box<Facts>, first: &Message<'_>, parsed: &[u8]) -> bool {
         self.update_judge();
         let is_own = facts.session == self.session;
-        let is_alike = facts.state.as_ref().is_some_and(|state| Arc::ptr_eq(state, &self.state) || **state == *self.state);
+        let is_alike =
+            facts.state.as_ref().is_some_and(|state| Arc::ptr_eq(state, &self.state) || **state == *self.state);
         if is_alike && let Some(state) = &facts.state {
             self.state = state.clone();
         }

@@ -17,7 +17,9 @@ impl Words {
         anywhere: impl Iterator<Item = (&'a str, Effect)>,
         names: impl Iterator<Item = (&'a str, Effect)>,
     ) -> Words {
-        let all = anywhere.map(|(word, effect)| (word, effect, false)).chain(names.map(|(word, effect)| (word, effect, true)));
+        let all = anywhere
+            .map(|(word, effect)| (word, effect, false))
+            .chain(names.map(|(word, effect)| (word, effect, true)));
         let (words, effects): (Vec<&str>, Vec<_>) = all.map(|(word, effect, whole)| (word, (effect, whole))).unzip();
         let matcher = AhoCorasick::builder().ascii_case_insensitive(true).build(words).ok();
         Words { matcher, effects }
@@ -35,7 +37,8 @@ impl Words {
         for found in matcher.find_overlapping_iter(text) {
             let (effect, is_whole_word) = self.effects[found.pattern().as_usize()];
             if effect > greatest {
-                let is_of_word = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_' || *b >= 0x80);
+                let is_of_word =
+                    |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_' || *b >= 0x80);
                 let before = found.start().checked_sub(1).and_then(|at| text.get(at));
                 if !is_whole_word || !(is_of_word(before) || is_of_word(text.get(found.end()))) {
                     greatest = effect;

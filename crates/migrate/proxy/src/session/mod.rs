@@ -178,7 +178,9 @@ impl Session {
             Command::Abandon => {
                 self.counterpart = None;
                 self.light_target = None;
-                self.share_again();
+                if self.captured.is_none() {
+                    self.share_again();
+                }
                 self.pump.follows = self.pump.follows.filter(|_| self.pump.tap.is_some());
                 self.entry.prepared.store(false, Ordering::Relaxed);
             }

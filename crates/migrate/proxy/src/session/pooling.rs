@@ -5,8 +5,8 @@ use super::counterpart::{self, TargetLogin, note_parameters};
 use super::pump::{Admission, Event};
 use super::session_state::{self, Batch, SessionState};
 use super::{Session, query_state, send_terminate};
-use crate::entry::ServerProcess;
 use crate::command::Reporter;
+use crate::entry::ServerProcess;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::seats::{queue_is_full, waited_too_long};
 use crate::link;
@@ -81,7 +81,8 @@ impl Session {
         }
         let Some(seat) = &mut self.pump.seat else { return Ok(()) };
         if seat.keeps_sequences() {
-            seat.hold = Some(Hold::Always("it may have used a sequence, and clients of this database ask for its values"));
+            seat.hold =
+                Some(Hold::Always("it may have used a sequence, and clients of this database ask for its values"));
         }
         if self.pump.tracker.unnamed_lost {
             seat.hold_unnamed();
@@ -154,7 +155,11 @@ impl Session {
         match answers.error {
             Some((code, message)) => {
                 let message = stillpoint_migrate_wire::backend::without_values(&code, &message, "");
-                tracing::warn!(code, message, "cannot read the database's functions: each transaction is followed by a question");
+                tracing::warn!(
+                    code,
+                    message,
+                    "cannot read the database's functions: each transaction is followed by a question"
+                );
                 reading.fail();
             }
             None => {
@@ -369,7 +374,7 @@ impl Session {
 
     /// Prepares a session that keeps nothing: a connection of the target's pool is opened for it, if there is room.
     pub(super) fn prepare_vacant(&mut self, target: Arc<Target>, reporter: Option<Reporter>) {
-        let Some(config) = self.tenant.pool_config() else { return };
+        let Some(config) = self.pump.seat.as_ref().map(|seat| seat.pool.config()) else { return };
         self.entry.prepared.store(false, Ordering::Relaxed);
         self.light_target = Some(target.clone());
         let mut credential = self.credential.clone();
@@ -382,7 +387,13 @@ impl Session {
             let _turn = target.place().await;
             let result = match pool.place() {
                 Some(slot) => {
-                    let login = TargetLogin { target: target.clone(), packet: packet.to_vec(), user: entry.user.clone(), credential, limit };
+                    let login = TargetLogin {
+                        target: target.clone(),
+                        packet: packet.to_vec(),
+                        user: entry.user.clone(),
+                        credential,
+                        limit,
+                    };
                     open_at_target(&login, &tenant, packet, slot).await
                 }
                 // Others of the same role have shown that it can log in there.
@@ -397,11 +408,10 @@ impl Session {
 
     /// The seat of a session that has moved with a connection of its own.
     pub(super) fn reseat(&mut self, target: &Arc<Target>, process: ServerProcess) {
-        let Some(config) = self.tenant.pool_config() else { return };
         (self.pools, self.ids) = (target.pools.clone(), target.ids.clone());
         let Some(seat) = &mut self.pump.seat else { return };
         seat.pools = target.pools.clone();
-        seat.pool = target.pools.of_user(&self.entry.user, &config);
+        seat.pool = target.pools.of_user(&self.entry.user, &seat.pool.config());
         seat.startup = link::startup_packet(&self.startup, &target.server).into();
         let parameters = self.pump.parameters.clone();
         seat.facts = Some(Facts::new(seat.startup.clone(), process, parameters, None, &target.pools.backends));
@@ -411,16 +421,16 @@ impl Session {
 
     /// Goes on at a target without a connection there.
     pub(super) fn move_vacant(&mut self, target: &Arc<Target>) -> Result<(), String> {
-        let config = self.tenant.pool_config().ok_or("its pool is gone")?;
         let Some(seat) = &mut self.pump.seat else { return Err("it has no seat in a pool".into()) };
         if !seat.is_vacant() {
             return Err("the session is not ready".into());
         }
         seat.pools = target.pools.clone();
-        seat.pool = target.pools.of_user(&self.entry.user, &config);
+        seat.pool = target.pools.of_user(&self.entry.user, &seat.pool.config());
         seat.startup = link::startup_packet(&self.startup, &target.server).into();
         (self.pools, self.ids) = (target.pools.clone(), target.ids.clone());
-        self.credential.stored = target.verifiers.get(&self.entry.user).cloned().or_else(|| self.credential.stored.take());
+        self.credential.stored =
+            target.verifiers.get(&self.entry.user).cloned().or_else(|| self.credential.stored.take());
         self.server = target.server.clone();
         Ok(())
     }

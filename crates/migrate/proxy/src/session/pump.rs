@@ -537,7 +537,13 @@ impl<E: End> Pump<E> {
                     let (name, value) = backend::parameter_status(message.body)?;
                     Arc::make_mut(&mut self.parameters).insert(name.to_owned(), value.to_vec());
                 }
-                b'G' | b'W' | b'E' | b'C' => self.conversation.backend(message.tag),
+                b'G' | b'W' | b'E' | b'C' => {
+                    if message.tag == b'E' && self.conversation.is_copying_in() {
+                        // One more answer may come than is known.
+                        self.seat.iter_mut().for_each(|seat| seat.hold_answers());
+                    }
+                    self.conversation.backend(message.tag);
+                }
                 _ => {}
             }
             let n = self.down.scanner.take(&message);

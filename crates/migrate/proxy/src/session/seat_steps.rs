@@ -18,7 +18,10 @@ impl<E: End> Pump<E> {
             let acquires = may_begin && self.first_message()?.is_some_and(|message| message.tag != b'X');
             return Ok(if acquires { SeatStep::Acquire } else { SeatStep::Stay });
         }
-        Ok(if seat.is_ready && self.at_boundary() { seat.step_at_boundary() } else { SeatStep::Stay })
+        if !seat.is_ready {
+            return Ok(SeatStep::MakeAlike);
+        }
+        Ok(if self.at_boundary() { seat.step_at_boundary() } else { SeatStep::Stay })
     }
 
     /// The client's next message, once it can be judged.
@@ -111,6 +114,7 @@ impl Pump {
             SeatStep::Stay => None,
             SeatStep::Release | SeatStep::Settle => Some(Event::Settle),
             SeatStep::Acquire => Some(Event::NeedsServer(None)),
+            SeatStep::MakeAlike => Some(Event::MakeAlike),
         })
     }
 

@@ -1,5 +1,6 @@
 //! Idle sessions share server connections, and no client sees it.
 
+use crate::proxy::support::follower::Follower;
 use crate::proxy::support::{self, Proxy, prepare, server, switch};
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -82,7 +83,7 @@ async fn many_sessions_share_few_connections_and_each_gets_its_own_answers() {
     cluster.sql("postgres", "CREATE TABLE t (a int, b int)");
     let proxy = proxy(&cluster, "servers = 3");
     let mut clients = Vec::new();
-    for number in 0..24 {
+    for number in 0..16 {
         clients.push((number, connect(&proxy).await));
     }
     all_shared(&proxy).await;
@@ -90,7 +91,7 @@ async fn many_sessions_share_few_connections_and_each_gets_its_own_answers() {
     let mut tasks = tokio::task::JoinSet::new();
     for (number, client) in clients {
         tasks.spawn(async move {
-            for turn in 0..40 {
+            for turn in 0..20 {
                 client.batch_execute("BEGIN").await.expect("begin");
                 let sql = format!("INSERT INTO t VALUES ({number}, {turn}) RETURNING a * 1000 + b");
                 assert_eq!(ask(&client, &sql).await, (number * 1000 + turn).to_string());
@@ -105,10 +106,10 @@ async fn many_sessions_share_few_connections_and_each_gets_its_own_answers() {
     while let Some(client) = tasks.join_next().await {
         kept.push(client.expect("a client"));
     }
-    assert_eq!(cluster.sql("postgres", "SELECT count(*) FROM t"), "960");
+    assert_eq!(cluster.sql("postgres", "SELECT count(*) FROM t"), "320");
     all_shared(&proxy).await;
     let (pool, sessions) = pool_of(&proxy).await;
-    assert!(pool.open <= 3 && pool.kept == 0 && sessions.len() == 24, "{pool:?}");
+    assert!(pool.open <= 3 && pool.kept == 0 && sessions.len() == 16, "{pool:?}");
     assert!(processes(&cluster) <= 3);
 }
 
@@ -122,7 +123,9 @@ async fn settings_and_prepared_statements_stay_with_their_sessions() {
     let proxy = proxy(&cluster, "servers = 1");
     let (a, b, plain) = (connect(&proxy).await, connect(&proxy).await, connect(&proxy).await);
     a.batch_execute("SET work_mem = '7MB'; SET TimeZone = 'Asia/Tokyo'; SET app.tenant = '1'").await.unwrap();
-    b.batch_execute("SET work_mem = '8MB'; SELECT set_config('app.tenant', '2', false); SET ROLE reader").await.unwrap();
+    b.batch_execute("SET work_mem = '8MB'; SELECT set_config('app.tenant', '2', false); SET ROLE reader")
+        .await
+        .unwrap();
     a.batch_execute("PREPARE s AS SELECT 'a'::text").await.unwrap();
     b.batch_execute("PREPARE s AS SELECT 'b'::text").await.unwrap();
     let (of_a, of_b) = (a.prepare("SELECT $1::int + 1").await.unwrap(), b.prepare("SELECT $1::int + 2").await.unwrap());
@@ -166,7 +169,11 @@ async fn what_cannot_be_made_again_keeps_its_connection_until_it_is_gone() {
         ("LISTEN x", "LISTEN x", "UNLISTEN *"),
         ("SELECT pg_advisory_lock(1)", "1 advisory locks", "SELECT pg_advisory_unlock(1)"),
         ("PREPARE p (mood) AS SELECT $1", "prepared statement p with a type", "DEALLOCATE p"),
-        ("CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql AS 'SELECT 1'", "temporary function f", "DROP FUNCTION pg_temp.f()"),
+        (
+            "CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+            "temporary function f",
+            "DROP FUNCTION pg_temp.f()",
+        ),
     ] {
         let client = connect(&proxy).await;
         client.batch_execute(make).await.unwrap_or_else(|error| panic!("{make}: {error:?}"));
@@ -327,7 +334,10 @@ async fn waits_are_bounded_in_time_and_number_and_end_with_an_error_that_says_so
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let full = third.simple_query("SELECT 1").await.unwrap_err();
-    assert!(full.to_string().contains("1 sessions wait") || format!("{full:?}").contains("1 sessions wait"), "{full:?}");
+    assert!(
+        full.to_string().contains("1 sessions wait") || format!("{full:?}").contains("1 sessions wait"),
+        "{full:?}"
+    );
     let late = waiting.await.unwrap().unwrap_err();
     assert!(format!("{late:?}").contains("no server connection became free within 700 ms"), "{late:?}");
     holder.batch_execute("COMMIT").await.unwrap();
@@ -369,11 +379,13 @@ async fn a_client_that_does_not_read_holds_one_connection() {
     let mut leaver = support::session(&proxy);
     leaver.write_all(&message(b'Q', b"BEGIN; CREATE TABLE left_behind (a int)\0")).unwrap();
     until("the table to be made", || {
-        (cluster.sql("postgres", "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock'") != "0").then_some(())
+        (cluster.sql("postgres", "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock'") != "0")
+            .then_some(())
     });
     drop(leaver);
     until("the transaction to end", || {
-        (cluster.sql("postgres", "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock'") == "0").then_some(())
+        (cluster.sql("postgres", "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock'") == "0")
+            .then_some(())
     });
     for _ in 0..4 {
         assert_eq!(ask(&other, "SELECT count(*) FROM pg_class WHERE relname = 'left_behind'").await, "0");
@@ -389,18 +401,18 @@ async fn sessions_that_share_connections_move_under_load_and_back() {
     for (cluster, name) in [(&a, "a"), (&b, "b")] {
         cluster.sql("postgres", &format!("CREATE TABLE whoami AS SELECT '{name}'::text AS name"));
     }
-    let tables = format!(
-        "{}{}[tenants.postgres]\nserver = \"a\"\npool = {{ servers = 3 }}\n",
-        server("a", &a),
-        server("b", &b)
-    );
+    let tables =
+        format!("{}{}[tenants.postgres]\nserver = \"a\"\npool = {{ servers = 3 }}\n", server("a", &a), server("b", &b));
     let proxy = Proxy::start("", &tables);
     let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..16_i32 {
         let client = connect(&proxy).await;
         if number % 4 == 0 {
-            client.batch_execute(&format!("SET app.number = '{number}'; SET work_mem = '{}MB'", number + 1)).await.unwrap();
+            client
+                .batch_execute(&format!("SET app.number = '{number}'; SET work_mem = '{}MB'", number + 1))
+                .await
+                .unwrap();
         }
         let statement = if number % 8 == 1 { Some(client.prepare("SELECT $1::int * 2").await.unwrap()) } else { None };
         let (stop, answered) = (stop.clone(), answered.clone());
@@ -464,11 +476,88 @@ fn a_role_that_logs_in_gets_only_connections_of_its_own() {
     let info = |user: &str| format!("host=127.0.0.1 port={} user={user} dbname=postgres", proxy.port);
     for _ in 0..3 {
         for user in ["one", "two"] {
-            assert_eq!(support::psql(&info(user), "", "SELECT session_user || current_user"), Ok(format!("{user}{user}")));
+            assert_eq!(
+                support::psql(&info(user), "", "SELECT session_user || current_user"),
+                Ok(format!("{user}{user}"))
+            );
         }
     }
     // A role that may log in no more gets no connection, although one is open.
     cluster.sql("postgres", "ALTER ROLE one NOLOGIN");
     assert!(support::psql(&info("one"), "", "SELECT 1").unwrap_err().contains("not permitted to log in"));
     assert!(status(&proxy).0.open <= 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_of_sessions_that_share_connections_are_captured() {
+    if !available() {
+        return;
+    }
+    let (source, target) = (Cluster::start(&[]), Cluster::start(&[]));
+    source.sql("postgres", "CREATE TABLE t (a int PRIMARY KEY, b int)");
+    let proxy = Arc::new(proxy(&source, "servers = 2"));
+    let mut clients = Vec::new();
+    for _ in 0..5 {
+        clients.push(connect(&proxy).await);
+    }
+    clients[0].batch_execute("INSERT INTO t VALUES (-1, 0)").await.unwrap();
+    let follower = std::thread::scope(|scope| {
+        scope.spawn(|| Follower::start(&proxy, "postgres", &source, &target)).join().expect("the follower starts")
+    });
+    for (number, client) in clients.iter().enumerate().take(4) {
+        client.batch_execute(&format!("INSERT INTO t VALUES ({number}, 1)")).await.unwrap();
+        client.batch_execute(&format!("BEGIN; UPDATE t SET b = {number} WHERE a = {number}; COMMIT")).await.unwrap();
+    }
+    let request = Request::Captured { tenant: "postgres".into() };
+    let Ok(Reply::Captured { stamp, over: None }) = proxy.control().await.ask(&request).await else {
+        panic!("the capture is over")
+    };
+    let followed = tokio::task::spawn_blocking(move || follower.finish(stamp)).await.unwrap();
+    assert_eq!((followed.applied, followed.over), (8, None));
+    let rows = "SELECT string_agg(a || ':' || b, ' ' ORDER BY a) FROM t";
+    assert_eq!(target.sql("postgres", rows), "-1:0 0:0 1:1 2:2 3:3");
+    // The capture is over: connections are shared again.
+    for client in &clients {
+        assert_eq!(ask(client, "SELECT count(*) FROM t").await, "5");
+    }
+    await_kept(&proxy, 0, "the capture's end").await;
+    assert!(pool_of(&proxy).await.0.open <= 2);
+}
+
+#[test]
+fn clients_that_encrypt_share_connections_too() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::start(&[]);
+    let dir = tempfile::TempDir::with_prefix("stillpoint-proxy-").expect("make a directory");
+    support::certificate(dir.path());
+    let (certificate, key) = (dir.path().join("server.crt"), dir.path().join("server.key"));
+    let tables = format!(
+        "{}[tenants.postgres]\nserver = \"a\"\npool = {{ servers = 1 }}\n[tls]\ncertificate = {certificate:?}\nkey = {key:?}\n",
+        server("a", &cluster)
+    );
+    let proxy = Proxy::start_in(dir, "", &tables);
+    let sessions: Vec<_> = (1..=3)
+        .map(|number| {
+            let mut psql = std::process::Command::new("psql");
+            psql.args(["-XAtq", &format!("{} sslmode=require", proxy.conninfo("postgres"))]);
+            psql.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+            let mut psql = psql.spawn().expect("start psql");
+            let mut input = psql.stdin.take().expect("a pipe");
+            writeln!(input, "SET work_mem = '{number}MB';").expect("write");
+            for _ in 0..20 {
+                writeln!(input, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid();\nSHOW work_mem;")
+                    .expect("write");
+            }
+            (number, psql)
+        })
+        .collect();
+    for (number, psql) in sessions {
+        let output = psql.wait_with_output().expect("run psql");
+        let expected = format!("f\n{number}MB\n").repeat(20);
+        assert!(output.status.success());
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    }
+    assert!(status(&proxy).0.open <= 1);
 }

@@ -19,7 +19,8 @@ use std::process::ExitCode;
 use stillpoint_testing::postgresql::{Cluster, available};
 
 /// Default settings except for the log, with memory for this machine.
-const SETTINGS: [&str; 5] = ["max_connections=300", "wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB"];
+const SETTINGS: [&str; 5] =
+    ["max_connections=300", "wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB"];
 
 /// All measured values, by name.
 type Raw = Vec<(String, Vec<f64>)>;

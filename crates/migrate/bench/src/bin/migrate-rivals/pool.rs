@@ -43,7 +43,9 @@ pub(crate) fn measure(rounds: usize) -> Raw {
         }
     }
     println!("## Many clients over {SERVERS} server connections: pgbench without think time, {SECONDS} s each\n");
-    println!("| script | clients | direct, tps | stillpoint with a pool | pgbouncer, transaction | stillpoint : pgbouncer |");
+    println!(
+        "| script | clients | direct, tps | stillpoint with a pool | pgbouncer, transaction | stillpoint : pgbouncer |"
+    );
     println!("|---|---|---|---|---|---|");
     let mut raw = Raw::new();
     for (((_, name), clients), cell) in cells.into_iter().zip(results) {

@@ -356,7 +356,16 @@ impl FakeProxy {
     fn status(&mut self) -> Status {
         let (server, phase) = (place(self.serving.clone()), Phase::Serving);
         let waits = self.clients.as_mut().map(FakeClients::waits).unwrap_or_default();
-        let tenant = TenantStatus { name: "shop".into(), server, phase, target: None, waits, pool: None, mirror: None, shared_backends: Vec::new() };
+        let tenant = TenantStatus {
+            name: "shop".into(),
+            server,
+            phase,
+            target: None,
+            waits,
+            mirror: None,
+            pool: None,
+            shared_backends: Vec::new(),
+        };
         Status {
             tenants: vec![tenant],
             sessions: self.clients.iter_mut().map(FakeClients::session).collect(),
