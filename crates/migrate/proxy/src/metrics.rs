@@ -72,8 +72,11 @@ fn label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
+/// Name of a metric of a pool after its prefix, its help, and its value.
+type PoolMetric = (&'static str, &'static str, fn(&PoolStatus) -> usize);
+
 fn put_pools(text: &mut String, pools: &[(String, PoolStatus)]) {
-    let metrics: [(&str, &str, fn(&PoolStatus) -> usize); 4] = [
+    let metrics: [PoolMetric; 4] = [
         ("open", "Server connections that sessions share.", |pool| pool.open),
         ("idle", "Shared server connections without a session.", |pool| pool.idle),
         ("waiting", "Sessions that wait for a server connection.", |pool| pool.waiting),

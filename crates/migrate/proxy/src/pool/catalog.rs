@@ -78,6 +78,8 @@ impl Judge {
 
     /// Judges the text of a Query or Parse, or a part of it that is not its beginning.
     pub(crate) fn judge(&self, text: &[u8], is_beginning: bool) -> Verdict {
+        // The end of a Query.
+        let text = text.strip_suffix(&[0]).unwrap_or(text);
         let mut verdict = if is_beginning { first_words_verdict(text) } else { Verdict::default() };
         verdict.effect = verdict.effect.max(self.words.effect(text));
         if verdict.effect == Effect::Unknown && (sets_unnamed_setting(text) || self.is_hidden_in_block(text)) {
@@ -287,6 +289,8 @@ mod tests {
             ("select abalance from accounts where aid = 1", Effect::Nothing),
             ("BEGIN; SELECT 1; -- x\n COMMIT;", Effect::Nothing),
             ("set local work_mem = 1; set constraints all deferred", Effect::Nothing),
+            ("select 1;\n\0", Effect::Nothing),
+            ("select 1; -- all\0", Effect::Nothing),
             ("(select 1)", Effect::Sequences),
             ("insert into t values (1)", Effect::Sequences),
             ("select nextval('s')", Effect::Sequences),

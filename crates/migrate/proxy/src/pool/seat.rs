@@ -65,6 +65,9 @@ pub(crate) struct Seat {
     tail: Option<Vec<u8>>,
 }
 
+/// State of a session's own, and settings that its server gave it.
+pub(crate) type OwnState = (SessionState, BTreeMap<Vec<u8>, Vec<u8>>);
+
 /// Seat's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeatStep {
@@ -148,7 +151,7 @@ impl Seat {
     /// Takes the answer about its state; `is_first` if no statement of the client has passed.
     pub(crate) fn settle(
         &mut self,
-        answer: Result<(SessionState, BTreeMap<Vec<u8>, Vec<u8>>), String>,
+        answer: Result<OwnState, String>,
         is_first: bool,
     ) {
         match answer {

@@ -15,7 +15,7 @@ use crate::pool::Acquired;
 use crate::pool::catalog::Reading;
 use crate::pool::connection::{Connection, Facts, Slot};
 use crate::pool::effect::Effect;
-use crate::pool::seat::{Hold, Seat};
+use crate::pool::seat::{Hold, OwnState, Seat};
 use crate::pool::waiter::{Grant, Recipient, Waiter};
 use crate::session::state_tracker::CUSTOM_MAX;
 use crate::target::Target;
@@ -456,8 +456,6 @@ async fn open_at_target(login: &TargetLogin, tenant: &Tenant, packet: Arc<[u8]>,
     }
     Ok(())
 }
-
-type OwnState = (SessionState, std::collections::BTreeMap<Vec<u8>, Vec<u8>>);
 
 /// Ends a wait in the queue when the session's task is dropped or goes on.
 struct Withdrawal<'a> {
