@@ -13,6 +13,8 @@ pub(crate) struct Tap {
     pub(crate) mirror: Arc<Mirror>,
     /// The session in its present state, once that is known.
     pub(crate) session: Option<Arc<MirroredSession>>,
+    /// The session shares server connections with others: its state is asked for at none of them.
+    pub(crate) is_shared: bool,
     collected: Option<Collected>,
 }
 
@@ -31,8 +33,8 @@ struct Collected {
 }
 
 impl Tap {
-    pub(crate) fn new(mirror: Arc<Mirror>) -> Tap {
-        Tap { mirror, session: None, collected: None }
+    pub(crate) fn new(mirror: Arc<Mirror>, is_shared: bool) -> Tap {
+        Tap { mirror, session: None, is_shared, collected: None }
     }
 
     /// Looks at a client's message, whose bytes are given with its header. `begins` if nothing is under way before it,
@@ -84,6 +86,7 @@ impl Tap {
         self.mirror.tally.draw();
         let is_named = message.tag == b'P' && message.body.first() != Some(&0);
         match &self.session {
+            _ if self.is_shared => self.mirror.tally.leave_out("a session that shares its server connection"),
             _ if is_named => self.mirror.tally.leave_out("a statement that is being prepared"),
             Some(_) if !dirty => self.collected = Some(Collected { messages: Vec::new(), text: None, last: 0 }),
             _ => self.mirror.tally.leave_out("a session whose state is not known at the moment"),
@@ -128,7 +131,7 @@ mod tests {
     /// Texts of the statements that a tap copies from these messages, and reasons why others were left out.
     fn copied(bytes: &[u8]) -> (Vec<String>, Vec<String>) {
         let (mirror, mut samples) = super::super::tests_support::mirror(1_000_000);
-        let mut tap = Tap::new(mirror.clone());
+        let mut tap = Tap::new(mirror.clone(), false);
         tap.session = Some(session());
         let (mut scanner, mut at, mut open) = (Scanner::new(1 << 20), 0, false);
         while let Ok(Step::Message(message)) = scanner.peek(&bytes[at..]) {

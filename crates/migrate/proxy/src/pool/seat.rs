@@ -149,11 +149,7 @@ impl Seat {
     }
 
     /// Takes the answer about its state; `is_first` if no statement of the client has passed.
-    pub(crate) fn settle(
-        &mut self,
-        answer: Result<OwnState, String>,
-        is_first: bool,
-    ) {
+    pub(crate) fn settle(&mut self, answer: Result<OwnState, String>, is_first: bool) {
         match answer {
             Ok((state, inherited)) => {
                 let binding = state.binding();

@@ -254,11 +254,12 @@ impl Session {
 
     /// Begins to copy reads for a mirror, or ends that.
     fn mirror(&mut self, mirror: Option<Arc<Mirror>>) {
-        self.pump.tap = mirror.filter(|_| !self.is_replication).map(|mirror| Box::new(Tap::new(mirror)));
-        if self.pump.tap.is_some() {
+        let is_shared = self.pump.seat.is_some();
+        self.pump.tap = mirror.filter(|_| !self.is_replication).map(|mirror| Box::new(Tap::new(mirror, is_shared)));
+        if self.pump.tap.is_some() && !is_shared {
             self.pump.follows.get_or_insert_with(Instant::now);
             self.pump.wants_boundary = true;
-        } else if self.counterpart.is_none() {
+        } else if self.counterpart.is_none() && !is_shared {
             self.pump.follows = None;
         }
     }
@@ -356,11 +357,12 @@ impl Session {
 
     /// Queries the session's state if it may have changed, and passes it to the counterpart and to the mirror.
     async fn follow_state(&mut self) -> Result<(), SessionError> {
-        if self.counterpart.is_none() && self.pump.tap.is_none() {
+        let tap = self.pump.tap.as_ref().filter(|tap| !tap.is_shared);
+        if self.counterpart.is_none() && tap.is_none() {
             return Ok(());
         }
         let is_known = self.counterpart.as_ref().is_none_or(|(counterpart, _)| counterpart.state.is_some())
-            && self.pump.tap.as_ref().is_none_or(|tap| tap.session.is_some());
+            && tap.is_none_or(|tap| tap.session.is_some());
         // The state that pinned the session may be gone.
         let was_requested = self.prepare_reporter.is_some() && self.entry.pinned().is_some();
         if is_known && !self.pump.tracker.dirty && !was_requested {
@@ -383,7 +385,7 @@ impl Session {
             }
         };
         self.pump.tracker.dirty = false;
-        if let Some(tap) = &mut self.pump.tap {
+        if let Some(tap) = self.pump.tap.as_mut().filter(|tap| !tap.is_shared) {
             let (startup, user) = (self.startup.clone(), self.entry.user.clone());
             let (credential, state) = (self.credential.clone(), state.clone());
             tap.session = Some(Arc::new(MirroredSession { startup, user, credential, state }));
