@@ -108,6 +108,7 @@ mod tree;
 mod unused_declarations;
 mod verdict;
 mod version_difference;
+mod wanted;
 
 pub use build::{Built, LeftOut, Report};
 pub use builder::Builder;

@@ -13,18 +13,22 @@ use crate::request::find_in;
 use crate::root::OWN_PATH;
 use crate::sandbox::run;
 use crate::tree::is_unit;
+use crate::wanted::Wanted;
 use crate::{Builder, Error, recorder};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use stillpoint_host::EntryName;
 use stillpoint_host::untrusted::Tree;
 
 /// Name, in the entry of a package, of the file that says why its rules do not run with compilations put off.
 const WHY_NOT: &str = "why-not";
+/// Name, in the entry of a package, of the file that says at what its rules ended after they had linked something.
+const ENDED: &str = "ended";
 
 /// Version of the steps by which rules are followed; increase it with every change of these.
-const OUTLINE_VERSION: &[u8] = b"4";
+const OUTLINE_VERSION: &[u8] = b"6";
 
 /// Limit of runs of a package's rules with compilations put off; each finds libraries that the one before could not load.
 const ATTEMPTS_MAX: usize = 4;
@@ -59,15 +63,29 @@ fn restore_removed(tree: &Tree, build_path: &Path, records: &Path) -> Result<(),
     Ok(())
 }
 
+/// A package after its rules ran with compilations put off.
+enum Followed {
+    /// To their end.
+    Whole(BuiltPackage),
+    /// To a step that failed, after they had linked something; with the output of this step.
+    Part(BuiltPackage, String),
+    /// They do not run so; with the reason.
+    Not(String),
+}
+
 impl Builder<'_> {
     /// Runs a package's rules, and compiles only what they need themselves. A package whose rules do not work so is
     /// built. Runs once for each version.
     ///
     /// # Errors
     /// The clean root cannot be made, a diff of the series does not apply, or the build fails as well.
-    pub fn outline_package(&self, source: &SourcePackage) -> Result<BuiltPackage, Error> {
-        match self.outline(source, &Shipped::Full.diffs(&source.series)?, &[], None)? {
+    pub(crate) fn outline_package(&self, source: &SourcePackage, wanted: &Wanted) -> Result<BuiltPackage, Error> {
+        let is_enough = |outlined: &BuiltPackage| Ok(!self.linked(source, wanted, outlined)?.is_empty());
+        match self.outline(source, &Shipped::Full.diffs(&source.series)?, &[], None, &is_enough)? {
             Ok(outlined) if crate::lto::is_used(&outlined.recording) => {
+                if let Some(made) = self.make_wanted(source, wanted, &outlined)? {
+                    return Ok(made);
+                }
                 self.progress(&format!("{} needs a whole build: its links optimise", source.name()));
                 let mut built = self.build_package(source, &Shipped::Full, None)?;
                 built.recording.loaded = outlined.recording.loaded;
@@ -95,43 +113,94 @@ impl Builder<'_> {
         if !integration.edited().all(is_unit) {
             return Ok(None);
         }
-        let outlined = self.outline(source, diffs, &[], Some(integration))?;
+        let outlined = self.outline(source, diffs, &[], Some(integration), &|_| Ok(false))?;
         Ok(outlined.ok().filter(|outlined| !crate::lto::is_used(&outlined.recording)))
     }
 
-    /// Runs a package's rules with these diffs; `loaded` are libraries that these are known to load. The inner error is the
-    /// reason why they do not run with compilations put off.
+    /// Runs a package's rules with these diffs; `loaded` are libraries that these are known to load. Rules that fail at a
+    /// later step, as they run or load what was put off, do not run again if what they have linked `is_enough`. The inner
+    /// error is the reason why they do not run with compilations put off.
     pub(crate) fn outline(
         &self,
         source: &SourcePackage,
         diffs: &[Diff],
         loaded: &[PathBuf],
         integration: Option<&Integration>,
+        is_enough: &dyn Fn(&BuiltPackage) -> Result<bool, Error>,
     ) -> Result<Result<BuiltPackage, String>, Error> {
+        if integration.is_some() {
+            return match self.follow(source, diffs, loaded, integration)? {
+                Followed::Whole(outlined) => Ok(Ok(outlined)),
+                Followed::Part(_, why) | Followed::Not(why) => Ok(Err(why)),
+            };
+        }
+        let (part, why) = match self.follow_once(source, diffs, loaded)? {
+            Followed::Whole(outlined) => return Ok(Ok(outlined)),
+            Followed::Part(part, why) => (part, why),
+            Followed::Not(why) => return Ok(Err(why)),
+        };
+        if is_enough(&part)? {
+            return Ok(Ok(part));
+        }
+        let mut more = loaded_images(&why, part.recording.images(), &part.tree);
+        more.retain(|path| !loaded.contains(path));
+        if more.is_empty() {
+            return Ok(Err(why));
+        }
+        self.progress("its rules load a library that they have built: again, with this one linked at once");
+        match self.follow(source, diffs, &[loaded, &more].concat(), None)? {
+            Followed::Whole(outlined) => Ok(Ok(outlined)),
+            Followed::Part(_, why) | Followed::Not(why) => Ok(Err(why)),
+        }
+    }
+
+    fn outline_identity(&self, source: &SourcePackage, diffs: &[Diff], kind: &str) -> String {
         let recorder = stillpoint_host::cache::key([OUTLINE_VERSION, recorder::PROGRAM.as_bytes()]);
-        let points = integration.map(|integration| format!("-{}", integration.digest())).unwrap_or_default();
-        let identity = format!("{}{points}-outlined-{}", self.identity(source, diffs), &recorder[..8]);
+        format!("{}-{kind}-{}", self.identity(source, diffs), &recorder[..8])
+    }
+
+    /// Runs a package's rules once, and keeps what they recorded also if they fail after a link.
+    fn follow_once(&self, source: &SourcePackage, diffs: &[Diff], loaded: &[PathBuf]) -> Result<Followed, Error> {
+        let identity = self.outline_identity(source, diffs, "outlined");
+        let root = self.root_for(source)?;
+        let build_path = source.build_path();
+        let entry = self.entry(&EntryName::new("built", &identity), |into| {
+            let own = Tree::open(into)?;
+            let why = match self.run_deferred(source, diffs, &root, into, loaded, None)? {
+                Ok(()) => return Ok(()),
+                Err(why) => why,
+            };
+            if Recording::read(&into.join("records"))?.images().next().is_some() {
+                self.keep_followed(&build_path, into)?;
+                return Ok(own.write(ENDED, why.as_bytes())?);
+            }
+            ["tree", "records"].iter().try_for_each(|name| own.remove_all(name))?;
+            Ok(own.write(WHY_NOT, why.as_bytes())?)
+        })?;
+        self.followed(&root, &build_path, &entry, identity, diffs)
+    }
+
+    /// Runs a package's rules, and repeats that with the libraries linked at once that these could not load.
+    fn follow(
+        &self,
+        source: &SourcePackage,
+        diffs: &[Diff],
+        loaded: &[PathBuf],
+        integration: Option<&Integration>,
+    ) -> Result<Followed, Error> {
+        let points = integration.map(|integration| format!("{}-", integration.digest())).unwrap_or_default();
+        let identity = self.outline_identity(source, diffs, &format!("{points}loaded"));
         let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.entry(&EntryName::new("built", &identity), |into| {
             let (own, mut loaded, mut attempts) = (Tree::open(into)?, loaded.to_vec(), 0);
             loop {
-                let tree = self.shipped_tree(source, diffs, into)?;
-                integration.map_or(Ok(()), |integration| integration.place(&tree))?;
-                self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
-                let rules = Rules { deferring: true, loaded: &loaded, integration };
-                let ran = self.run_to_links(&root, &build_path, into, &rules);
-                let error = match ran.and_then(|()| self.make_edited(source, &root, &build_path, into, &rules)) {
-                    Ok(()) => {
-                        let tree = Tree::open(&tree)?.known_as(&build_path);
-                        restore_removed(&tree, &build_path, &into.join("records"))?;
-                        return Includes::of_tree(&tree)?.write(&own);
-                    }
-                    Err(error @ Error::Command { .. }) => error.to_string(),
-                    Err(other) => return Err(other),
+                let error = match self.run_deferred(source, diffs, &root, into, &loaded, integration)? {
+                    Ok(()) => return Ok(()),
+                    Err(error) => error,
                 };
                 let images = Recording::read(&into.join("records"))?;
-                let tree = Tree::open(&tree)?.known_as(&build_path);
+                let tree = Tree::open(&into.join("tree"))?.known_as(&build_path);
                 let mut more = loaded_images(&error, images.images(), &tree);
                 more.retain(|path| !loaded.contains(path));
                 ["tree", "records"].iter().try_for_each(|name| own.remove_all(name))?;
@@ -143,13 +212,103 @@ impl Builder<'_> {
                 self.progress("its rules load a library that they have built: again, with this one linked at once");
             }
         })?;
-        let own = Tree::open(&entry)?;
-        if let Some(why) = own.read_existing(WHY_NOT)? {
-            return Ok(Err(String::from_utf8_lossy(&why).into_owned()));
+        self.followed(&root, &build_path, &entry, identity, diffs)
+    }
+
+    /// Runs a package's rules below `into`; the inner error is the output of a step that failed.
+    fn run_deferred(
+        &self,
+        source: &SourcePackage,
+        diffs: &[Diff],
+        root: &Path,
+        into: &Path,
+        loaded: &[PathBuf],
+        integration: Option<&Integration>,
+    ) -> Result<Result<(), String>, Error> {
+        let build_path = source.build_path();
+        let tree = self.shipped_tree(source, diffs, into)?;
+        integration.map_or(Ok(()), |integration| integration.place(&tree))?;
+        self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
+        let rules = Rules { deferring: true, loaded, integration };
+        let ran = self.run_to_links(root, &build_path, into, &rules);
+        match ran.and_then(|()| self.make_edited(source, root, &build_path, into, &rules)) {
+            Ok(()) => self.keep_followed(&build_path, into).map(Ok),
+            Err(error @ Error::Command { .. }) => Ok(Err(error.to_string())),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Completes the tree in which rules ran, and keeps the includes of its sources.
+    fn keep_followed(&self, build_path: &Path, into: &Path) -> Result<(), Error> {
+        let tree = Tree::open(&into.join("tree"))?.known_as(build_path);
+        restore_removed(&tree, build_path, &into.join("records"))?;
+        Includes::of_tree(&tree)?.write(&Tree::open(into)?)
+    }
+
+    fn followed(
+        &self,
+        root: &Path,
+        build_path: &Path,
+        entry: &Path,
+        identity: String,
+        diffs: &[Diff],
+    ) -> Result<Followed, Error> {
+        let own = Tree::open(entry)?;
+        let text = |name: &str| -> Result<Option<String>, Error> {
+            Ok(own.read_existing(name)?.map(|text| String::from_utf8_lossy(&text).into_owned()))
+        };
+        if let Some(why) = text(WHY_NOT)? {
+            return Ok(Followed::Not(why));
         }
         let includes = Some(Includes::read(&own)?);
-        let outlined = BuiltPackage::read(&root, &build_path, &entry, identity)?;
-        Ok(Ok(BuiltPackage { shipped: diffs.to_vec(), includes, ..outlined }))
+        let outlined = BuiltPackage::read(root, build_path, entry, identity)?;
+        let outlined = BuiltPackage { shipped: diffs.to_vec(), includes, ..outlined };
+        Ok(match text(ENDED)? {
+            Some(why) => Followed::Part(outlined, why),
+            None => Followed::Whole(outlined),
+        })
+    }
+
+    /// Makes the wanted program of an outlined package real, with all that its link takes, for programs that are
+    /// optimised when they are linked. Returns `None` if it is not known or cannot be made so.
+    fn make_wanted(
+        &self,
+        source: &SourcePackage,
+        wanted: &Wanted,
+        outlined: &BuiltPackage,
+    ) -> Result<Option<BuiltPackage>, Error> {
+        let outputs = self.linked(source, wanted, outlined)?;
+        if outputs.is_empty() {
+            return Ok(None);
+        }
+        let (root, build_path) = (self.root_for(source)?, source.build_path());
+        let names = outputs.iter().map(|output| output.as_os_str().as_encoded_bytes());
+        let identity = format!("{}-made-{}", outlined.identity, stillpoint_host::cache::key(names));
+        let from = outlined.tree().parent().unwrap_or(Path::new("/")).to_owned();
+        let entry = self.entry(&EntryName::new("built", &identity), |into| {
+            let own = Tree::open(into)?;
+            for name in ["tree", "records"] {
+                let mut copy = Command::new("cp");
+                copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(from.join(name)).arg(into.join(name));
+                run(&mut copy, "copying the package")?;
+            }
+            outlined.includes.as_ref().map_or(Ok(()), |includes| includes.write(&own))?;
+            let rules = Rules { deferring: true, loaded: &[], integration: None };
+            match self.make_real(source, outlined, &outputs, (&root, &build_path, into), &rules) {
+                Err(error @ Error::Command { .. }) => {
+                    ["tree", "records"].iter().try_for_each(|name| own.remove_all(name))?;
+                    Ok(own.write(WHY_NOT, error.to_string().as_bytes())?)
+                }
+                other => other,
+            }
+        })?;
+        match self.followed(&root, &build_path, &entry, identity, &outlined.shipped)? {
+            Followed::Whole(made) | Followed::Part(made, _) => Ok(Some(made)),
+            Followed::Not(why) => {
+                tracing::info!(%why, "the program cannot be made alone");
+                Ok(None)
+            }
+        }
     }
 
     /// Makes the outputs real that have units with edits, and links them with the archive's own libraries.
@@ -167,13 +326,25 @@ impl Builder<'_> {
             |file: &Path| integration.edited().any(|unit| file.strip_prefix(build_path) == Ok(unit.as_ref()));
         let images = outlined.recording.images_with(has_edits);
         let edited: Vec<PathBuf> = outlined.outputs().into_iter().filter(|output| images.contains(output)).collect();
-        self.progress(&format!("making {} of its results, which have quiescence points", edited.len()));
-        self.use_shipped_libraries(source, &outlined, &edited, into)?;
+        self.make_real(source, &outlined, &edited, (root, build_path, into), rules)
+    }
+
+    /// Makes outputs real, and links them with the archive's own libraries.
+    fn make_real(
+        &self,
+        source: &SourcePackage,
+        outlined: &BuiltPackage,
+        outputs: &[PathBuf],
+        (root, build_path, into): (&Path, &Path, &Path),
+        rules: &Rules,
+    ) -> Result<(), Error> {
+        self.progress(&format!("making {} of the results of {}", outputs.len(), source.name()));
+        self.use_shipped_libraries(source, outlined, outputs, into)?;
         let (sandbox, env) = self.recording_sandbox(root, build_path, into, rules)?;
         // the recorder makes real what a reader of results gets
         let reader = Path::new(OWN_PATH).join("bin/size").into_os_string();
-        let argv: Vec<OsString> = std::iter::once(reader).chain(edited.into_iter().map(PathBuf::into)).collect();
-        run(&mut sandbox.command(build_path, &argv, &env), "making results with quiescence points").map(drop)
+        let argv: Vec<OsString> = std::iter::once(reader).chain(outputs.iter().cloned().map(PathBuf::into)).collect();
+        run(&mut sandbox.command(build_path, &argv, &env), "making results of the package").map(drop)
     }
 
     /// Puts the archive's libraries in place of those that links of the package put off, except for `edited` ones.

@@ -585,11 +585,11 @@ impl Builder<'_> {
     }
 
     /// Returns the variables that a package's rules see; `first` stands before the other directories of programs.
-    pub(crate) fn environment_of_rules(&self, first: &str, options: &str) -> Vec<(String, OsString)> {
+    pub(crate) fn environment_of_rules(&self, first: &str, options: &str, profiles: &str) -> Vec<(String, OsString)> {
         [
             ("PATH", format!("{first}/usr/sbin:/usr/bin:/sbin:/bin")),
             ("DEB_BUILD_OPTIONS", format!("{options} parallel={}", self.jobs)),
-            ("DEB_BUILD_PROFILES", "nocheck".to_owned()),
+            ("DEB_BUILD_PROFILES", profiles.to_owned()),
             ("HOME", "/nonexistent".to_owned()),
             ("LC_ALL", "C.UTF-8".to_owned()),
             // the root's own modules have none, and it must stay as it was installed
@@ -632,7 +632,12 @@ impl Builder<'_> {
             }
         }
         let first = format!("{OWN_PATH}/bin:");
-        let mut env = self.environment_of_rules(&first, if rules.deferring { "nocheck nodoc" } else { "nocheck" });
+        // no target is part of another flavour: one of the installer, or one for processors of 32 bits
+        let (options, profiles) = match rules.deferring {
+            true => ("nocheck nodoc", "nocheck nodoc noudeb nobiarch"),
+            false => ("nocheck", "nocheck noudeb nobiarch"),
+        };
+        let mut env = self.environment_of_rules(&first, options, profiles);
         if self.foreign_root().is_some() {
             // later levels pass options to configure that only scripts made by this release's autoconf know
             env.push(("DH_COMPAT".into(), "10".into()));

@@ -76,8 +76,12 @@ impl Builder<'_> {
         outputs: Result<&[PathBuf], String>,
         built: &BuiltPackage,
     ) -> Result<Regenerated, Error> {
+        let has_links = |made: &BuiltPackage| {
+            let is_linked = |output| made.recording.links.contains_key(output);
+            Ok(outputs.as_ref().is_ok_and(|outputs| !outputs.is_empty() && outputs.iter().all(is_linked)))
+        };
         let outlined = match built.runs_deferred {
-            true => self.outline(source, diffs, &built.recording.loaded, None)?.ok(),
+            true => self.outline(source, diffs, &built.recording.loaded, None, &has_links)?.ok(),
             false => None,
         };
         let made = outlined.map_or_else(|| self.build_with(source, diffs.to_vec(), None), Ok)?;

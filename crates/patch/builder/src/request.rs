@@ -11,6 +11,7 @@ use crate::statement::Statement;
 use crate::tree::is_unit;
 use crate::verdict::Bounded;
 use crate::version_difference::cves_gained;
+use crate::wanted::Wanted;
 use crate::{Builder, Cache, Error, Integrated, Parts, Reproduced, elf, recorder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -143,7 +144,9 @@ impl Builder<'_> {
             }
         }
         let built = match shipped {
-            Shipped::Full if request.integrated.is_none() => self.outline_package(shipped_source)?,
+            Shipped::Full if request.integrated.is_none() => {
+                self.outline_package(shipped_source, &Wanted::of(request)?)?
+            }
             _ => self.build_package(shipped_source, &shipped, request.integrated.as_ref())?,
         };
         let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
