@@ -68,6 +68,7 @@ sub recorded {
 # ---- calls
 
 sub compiler {
+    keep_piped();
     my ($response, @arguments) = expanded(@ARGV);
     my $call = parsed(@arguments);
     my $is_compilation = $call->{c} && !$call->{stops};
@@ -78,6 +79,37 @@ sub compiler {
     }
     materialize($_) for @{ $call->{inputs} }, libraries($call);
     execute(@ARGV, $is_compilation && !$call->{lists} ? ('-MMD', '-MF', "$record.d") : ());
+}
+
+# Writes a source that comes from a pipe to a file, by the name of its object, and compiles this file: there is nothing to
+# compile again, otherwise.
+sub keep_piped {
+    my $call = parsed(@ARGV);
+    my $output = $call->{o};
+    return if !$call->{c} || $call->{stops} || $call->{scratch} || "@{ $call->{units} }" ne '-' || !-p STDIN;
+    return if !defined $output || $output eq '-' || $output =~ m{^/dev/} || is_trial();
+    my %suffixes = (c => 'c', 'c++' => 'cc', assembler => 's', 'assembler-with-cpp' => 'S');
+    my ($language) = map { $ARGV[$_] =~ /^-x(.*)/s ? (length $1 ? $1 : $ARGV[$_ + 1]) : () } 0 .. $#ARGV;
+    my $suffix = $suffixes{ $language // '' } // return;
+    my $directory = directory();
+    my $package = package_directory($directory);
+    my $name = ($output =~ m{^/} ? $output : "$directory/$output") =~ s{^\Q$package/}{}r;
+    $name =~ s/_/__/g;
+    $name =~ s{/}{_}g;
+    return if length $name > 200;
+    my $place = $package;
+    for my $part ('.stillpoint', 'piped') { mkdir $place .= "/$part" }
+    write_file("$place/$name.$suffix", do { local $/; scalar <STDIN> } // '');
+    # a piped source finds files beside the working directory
+    @ARGV = map { $_ eq '-' ? ('-iquote', $directory, "$place/$name.$suffix") : $_ } @ARGV;
+}
+
+# Returns the directory of the package that has a directory, or this directory if there is none.
+sub package_directory {
+    my ($directory) = @_;
+    my $place = $directory;
+    $place =~ s{/[^/]*$}{} while length $place && !-e "$place/debian/rules";
+    return length $place ? $place : $directory;
 }
 
 # Ends with a placeholder in place of an object, if its source is as the package has it, or no test of the configuration.
@@ -378,9 +410,7 @@ sub copy_of {
     my ($record, $directory, $number, $path) = @_;
     my ($call) = $record =~ m{([^/]*)$};
     my ($base) = $path =~ m{([^/]*)$};
-    my $place = $directory;
-    $place =~ s{/[^/]*$}{} while length $place && !-e "$place/debian/rules";
-    $place = $directory unless length $place;
+    my $place = package_directory($directory);
     for my $name ('.stillpoint', $call, $number) { mkdir $place .= "/$name" }
     copy($path, "$place/$base");
     return "$place/$base";

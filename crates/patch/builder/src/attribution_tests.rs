@@ -10,6 +10,7 @@ use crate::package::BuiltPackage;
 use crate::recorder;
 use crate::regenerate::{Regenerated, RegeneratedSides, TargetLink};
 use crate::statement::Statement;
+use crate::wanted::Wanted;
 use crate::{Builder, Cache, Error, Verdict};
 use std::ffi::OsStr;
 use std::fs;
@@ -715,6 +716,10 @@ fn a_library_that_the_rules_load_is_linked_at_once() {
     let path = format!("{}:/usr/bin:/bin", package.path("bin").display());
     let error = package.try_make("tree", "load", &path).unwrap_err();
     let built = package.built("tree", "records").unwrap();
+    // what the rules linked before they failed is known
+    let other = |name: &str| Wanted::named(name).outputs(&built);
+    assert_eq!(other("libother.so.1"), [package.path("tree").join("lib/libother.so.1")]);
+    assert!(other("libmore.so.1").is_empty());
     let loaded = loaded_images(&error, built.recording.images(), &built.tree);
     assert_eq!(loaded, [package.path("tree").join("lib/libclamp.so.1.2")], "{error}");
     for name in ["tree", "records"] {
@@ -730,6 +735,21 @@ fn a_library_that_the_rules_load_is_linked_at_once() {
     }
     let other = fs::read(package.path("tree").join("lib/libother.so.1")).unwrap();
     assert_eq!(recorder::records_of(&other).len(), 1);
+}
+
+/// Compiles a text that comes from a pipe.
+const PIPED: &str = "build:
+    gcc -O2 -c -o main.o src/main.c && gcc -O2 -c -o clamp.o src/clamp.c
+    { echo '#include \"src/limit.h\"'; echo 'int piped(int value) { return value * LIMIT + 17; }'; } | \
+      gcc -O2 -x c -c -o piped.o -
+    $(LINK) -o prog main.o clamp.o piped.o";
+
+#[test]
+fn a_source_from_a_pipe_is_compiled_again() {
+    for package in Package::both("a_source_from_a_pipe_is_compiled_again", PIPED) {
+        assert_no_part(package.patch("prog", OTHER_FIX));
+        assert_patches(package.patch("prog", HEADER_FIX), &["clamp", "main", "piped"]);
+    }
 }
 
 /// Links what a line of a source names.

@@ -202,7 +202,9 @@ impl Builder<'_> {
             report: sides.report.clone(),
         };
         match self.build(job(None)) {
-            Err(Error::ChangesBuild { .. } | Error::Unaccounted { .. }) if !sides.is_integrated => {}
+            Err(why @ (Error::ChangesBuild { .. } | Error::Unaccounted { .. })) if !sides.is_integrated => {
+                tracing::info!(%why, "the rules run with the diffs");
+            }
             other => return other,
         }
         self.progress(&format!("running the rules of {} with the diffs: they change more than sources", source.name()));

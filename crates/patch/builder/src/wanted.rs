@@ -16,6 +16,12 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
+    /// Makes a program with one name.
+    #[cfg(test)]
+    pub(crate) fn named(name: &str) -> Self {
+        Wanted { names: BTreeSet::from([OsString::from(name)]) }
+    }
+
     /// Reads the names from a request; a file also has the name by which programs load it.
     pub(crate) fn of(request: &DebianRequest) -> Result<Self, Error> {
         let files = request.binary.iter().map(PathBuf::as_path).chain(request.names.iter().map(Path::new));
@@ -73,4 +79,29 @@ fn files_named(packages: &Path, wanted: &Wanted) -> Result<usize, Error> {
         }
     }
     Ok(found.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn each_flavour_that_the_packages_have_is_counted_once() {
+        let packages = tempfile::tempdir().unwrap();
+        let files = [
+            ("one/usr/bin/prog", "/bin/true"),
+            ("two/usr/bin/prog", "/bin/false"),
+            ("same/usr/lib/prog", "/bin/true"),
+            ("docs/usr/share/doc/prog", "/etc/passwd"),
+            ("one/usr/bin/other", "/bin/false"),
+        ];
+        for (path, from) in files {
+            let path = packages.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::copy(from, path).unwrap();
+        }
+        let count = |name: &str| files_named(packages.path(), &Wanted::named(name)).unwrap();
+        assert_eq!((count("prog"), count("other"), count("absent")), (2, 1, 0));
+    }
 }
