@@ -11,6 +11,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use stillpoint_host::At;
 use stillpoint_host::cache::{is_sealed, seal};
 use stillpoint_host::file::list;
 use stillpoint_host::untrusted::Tree;
@@ -277,6 +278,15 @@ impl Apt {
         command.args(["-q", "download", &what]).current_dir(into);
         fetch(&mut command, &format!("downloading {what}"), package, version)?;
         find_with_suffix(into, ".deb")
+    }
+
+    /// Downloads binary packages with one call; returns `None` if any of them is not served.
+    pub(crate) fn download_together(&self, packages: &[BinaryStanza]) -> Result<Option<tempfile::TempDir>, Error> {
+        let into = tempfile::tempdir().at("making", Path::new("a temporary directory"))?;
+        let mut command = self.command("apt-get");
+        command.args(["-q", "download"]).current_dir(into.path());
+        command.args(packages.iter().map(|package| format!("{}={}", package.package, package.version)));
+        Ok(output(&mut command)?.status.success().then_some(into))
     }
 
     /// Returns the system's `Acquire` options that a clean root needs as well: proxies.

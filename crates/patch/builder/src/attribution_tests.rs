@@ -189,6 +189,7 @@ impl Package {
             recording: Recording::read(&self.path(records))?,
             includes: self.is_deferred.then(|| Includes::of_tree(&Tree::open(&self.path(tree))?)).transpose()?,
             runs_deferred: true,
+            link_put_off: false,
         })
     }
 

@@ -218,6 +218,9 @@ impl Builder<'_> {
             units = choose_variants(&target, units, job.project.account.is_joined)?;
         }
         if !whole.is_empty() {
+            if job.project.link_put_off {
+                return Err(Error::LinkPutOff(file_name));
+            }
             units.push(self.link_time_unit(&compiler, before, after, whole, job.regenerated)?);
         }
         units.extend(self.extra_units(&compiler, after, all, job.statement)?);

@@ -60,6 +60,8 @@ pub(crate) struct Project {
     pub(crate) includes: Option<Includes>,
     /// The link of the target, if it is known.
     pub(crate) link: Option<LinkCall>,
+    /// True if this link was put off, and its inputs are not there.
+    pub(crate) link_put_off: bool,
 }
 
 impl Project {

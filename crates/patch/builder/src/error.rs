@@ -138,6 +138,9 @@ pub enum Error {
         /// Number of inputs of the target's link, where it is known.
         inputs: usize,
     },
+    /// The program was optimised when it was linked, and its link was put off.
+    #[error("{0} was optimised when it was linked, and the build has put off its link")]
+    LinkPutOff(String),
     /// A unit could not be compiled.
     #[error("compiling {unit} ({side}) failed:\n{output}")]
     Compile {

@@ -82,16 +82,10 @@ impl Builder<'_> {
     pub(crate) fn outline_package(&self, source: &SourcePackage, wanted: &Wanted) -> Result<BuiltPackage, Error> {
         let is_enough = |outlined: &BuiltPackage| Ok(!self.linked(source, wanted, outlined)?.is_empty());
         match self.outline(source, &Shipped::Full.diffs(&source.series)?, &[], None, &is_enough)? {
-            Ok(outlined) if crate::lto::is_used(&outlined.recording) => {
-                if let Some(made) = self.make_wanted(source, wanted, &outlined)? {
-                    return Ok(made);
-                }
-                self.progress(&format!("{} needs a whole build: its links optimise", source.name()));
-                let mut built = self.build_package(source, &Shipped::Full, None)?;
-                built.recording.loaded = outlined.recording.loaded;
-                Ok(built)
+            Ok(outlined) => {
+                let link_put_off = crate::lto::is_used(&outlined.recording);
+                Ok(BuiltPackage { link_put_off, ..outlined })
             }
-            Ok(outlined) => Ok(outlined),
             Err(why) => {
                 tracing::info!(%why, "the rules do not run with compilations put off");
                 self.progress(&format!("{} needs a whole build: its rules read what they compile", source.name()));
@@ -99,6 +93,23 @@ impl Builder<'_> {
                 Ok(BuiltPackage { runs_deferred: false, ..built })
             }
         }
+    }
+
+    /// Makes the wanted program of a package real whose links were put off: alone, or with the whole package where that
+    /// fails.
+    pub(crate) fn make_program(
+        &self,
+        source: &SourcePackage,
+        wanted: &Wanted,
+        outlined: &BuiltPackage,
+    ) -> Result<BuiltPackage, Error> {
+        if let Some(made) = self.make_wanted(source, wanted, outlined)? {
+            return Ok(made);
+        }
+        self.progress(&format!("{} needs a whole build: its links optimise", source.name()));
+        let mut built = self.build_package(source, &Shipped::Full, None)?;
+        built.recording.loaded = outlined.recording.loaded.clone();
+        Ok(built)
     }
 
     /// Runs a package's rules with quiescence points in its source, and makes only the outputs that hold some: all else

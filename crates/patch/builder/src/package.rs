@@ -149,6 +149,8 @@ pub struct BuiltPackage {
     pub(crate) includes: Option<Includes>,
     /// False if its rules are known not to run with compilations put off.
     pub(crate) runs_deferred: bool,
+    /// True if its programs are optimised when they are linked, and the links were put off.
+    pub(crate) link_put_off: bool,
 }
 
 /// Part of a package's rules that is to run.
@@ -173,6 +175,7 @@ impl BuiltPackage {
             recording: Recording::read(&entry.join("records"))?,
             includes: None,
             runs_deferred: true,
+            link_put_off: false,
         })
     }
 
@@ -300,6 +303,7 @@ impl BuiltPackage {
             built: true,
             includes: self.includes.clone(),
             link,
+            link_put_off: self.link_put_off,
         }
     }
 
@@ -711,9 +715,14 @@ impl Builder<'_> {
                 let available = "no binary package of it".into();
                 return Err(Error::NoSuchVersion { package, version, available, proposed: None, source_package: None });
             }
+            let together = source.apt.download_together(&packages)?;
             for binary in packages {
                 let into = into.join(&binary.package);
-                unpack(&source.apt, &binary.package, &binary.version, &into).map_err(|error| match error {
+                let unpacked = match &together {
+                    Some(files) => extract(&find_with_prefix(files.path(), &binary.package)?, &into),
+                    None => unpack(&source.apt, &binary.package, &binary.version, &into),
+                };
+                unpacked.map_err(|error| match error {
                     // part of a version of the source package
                     Error::Withheld { missing, served, .. } => {
                         Error::Withheld { package: package.clone(), version: version.clone(), missing, served }
@@ -767,8 +776,19 @@ fn newer(archived: Result<SourcePackage, Error>, local: Option<SourcePackage>) -
 
 fn unpack(apt: &Apt, package: &str, version: &str, into: &Path) -> Result<(), Error> {
     let download = tempfile::tempdir().at("making", Path::new("a temporary directory"))?;
-    let file = apt.download_binary(package, version, download.path())?;
+    extract(&apt.download_binary(package, version, download.path())?, into)
+}
+
+fn extract(file: &Path, into: &Path) -> Result<(), Error> {
     let mut command = Command::new("dpkg-deb");
-    command.arg("--extract").arg(&file).arg(into);
-    run(&mut command, &format!("unpacking {package} {version}")).map(drop)
+    command.arg("--extract").arg(file).arg(into);
+    run(&mut command, &format!("unpacking {}", file.display())).map(drop)
+}
+
+/// Finds the file of a package among downloaded ones.
+fn find_with_prefix(directory: &Path, package: &str) -> Result<PathBuf, Error> {
+    let prefix = format!("{package}_");
+    let name = list(directory)?.into_iter().find(|name| name.starts_with(&prefix) && name.ends_with(".deb"));
+    let absent = || Error::Malformed { what: format!("download of {package}"), why: "apt-get left no file".into() };
+    Ok(directory.join(name.ok_or_else(absent)?))
 }

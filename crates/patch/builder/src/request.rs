@@ -143,35 +143,41 @@ impl Builder<'_> {
                 return Err(Error::AlreadyShipped { package: source.series.of.clone(), diff: diff.name.clone() });
             }
         }
+        let wanted = Wanted::of(request)?;
         let built = match shipped {
-            Shipped::Full if request.integrated.is_none() => {
-                self.outline_package(shipped_source, &Wanted::of(request)?)?
-            }
+            Shipped::Full if request.integrated.is_none() => self.outline_package(shipped_source, &wanted)?,
             _ => self.build_package(shipped_source, &shipped, request.integrated.as_ref())?,
         };
-        let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
-        let mut report = Report::default();
-        if let Ok(output) = &output {
-            // a placeholder is no result of the link
-            let made = built.tree.read_existing(&output[0])?.filter(|made| recorder::records_of(made).is_empty());
-            report.reproduced = made.map(|made| elf::compare(&made, &target.bytes));
-        }
-        let sides = SidesOfTarget {
-            source: shipped_source,
-            shipped: &shipped_diffs,
-            base: &base,
-            built: &built,
-            target,
-            output,
-            package: (source.name().to_owned(), source.version().to_owned()),
-            is_integrated: request.integrated.is_some(),
-            diffs: diffs.len(),
-            statement,
-            report,
+        let patch = |built: &BuiltPackage| {
+            let (target, output) = self.find_target(request, shipped_source, &shipped, built, &diffs)?;
+            let mut report = Report::default();
+            if let Ok(output) = &output {
+                // a placeholder is no result of the link
+                let made = built.tree.read_existing(&output[0])?.filter(|made| recorder::records_of(made).is_empty());
+                report.reproduced = made.map(|made| elf::compare(&made, &target.bytes));
+            }
+            let sides = SidesOfTarget {
+                source: shipped_source,
+                shipped: &shipped_diffs,
+                base: &base,
+                built,
+                target,
+                output,
+                package: (source.name().to_owned(), source.version().to_owned()),
+                is_integrated: request.integrated.is_some(),
+                diffs: diffs.len(),
+                statement,
+                report,
+            };
+            match request.is_partial {
+                true => self.build_partial(&diffs, |diffs| self.build_diffs(&sides, diffs)),
+                false => self.build_diffs(&sides, &diffs),
+            }
         };
-        let mut built = match request.is_partial {
-            true => self.build_partial(&diffs, |diffs| self.build_diffs(&sides, diffs))?,
-            false => self.build_diffs(&sides, &diffs)?,
+        let mut built = match patch(&built) {
+            // only now is it known that the link is needed
+            Err(Error::LinkPutOff(_)) => patch(&self.make_program(shipped_source, &wanted, &built)?)?,
+            other => other?,
         };
         let is_complete = is_other_version && request.quilt.is_empty() && built.report.left_out.is_empty();
         if let Some(patch) = built.patch.as_mut().filter(|_| is_complete) {
@@ -319,6 +325,7 @@ impl Builder<'_> {
             built: false,
             includes: None,
             link: crate::lto::link_of(&all, &target.path),
+            link_put_off: false,
         };
         let unit_filter = &request.unit_filter[..];
         self.build(Job {
