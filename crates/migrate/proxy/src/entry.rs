@@ -1,15 +1,16 @@
 //! Shared view of a session.
 
+use crate::clock::now_us;
 use crate::command::Command;
 use crate::counters::Counters;
 use crate::latency_histogram::LatencyHistogram;
 use crate::mutex::lock;
-use crate::process_ids::ProcessIds;
+use crate::server_process::ServerProcess;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 use stillpoint_migrate_control::Activity;
 use stillpoint_migrate_postgres::{Server, fill_random};
 use stillpoint_migrate_wire::frontend::CancelKey;
@@ -37,18 +38,6 @@ pub(crate) struct Entry {
     process: Mutex<Option<ServerProcess>>,
 }
 
-/// Server process of a session.
-#[derive(Debug, Clone)]
-pub(crate) struct ServerProcess {
-    pub(crate) server: Arc<Server>,
-    /// Key for requests to cancel, with the process id at the server.
-    pub(crate) key: CancelKey,
-    /// Ids of the tenant's sessions at that server.
-    pub(crate) ids: Arc<ProcessIds>,
-    /// Number of requests to cancel that are on their way to the process.
-    pub(crate) cancels: Arc<AtomicUsize>,
-}
-
 /// A request to cancel on its way to a server process: until this is dropped, no other session gets the process.
 #[derive(Debug)]
 pub(crate) struct Cancelling {
@@ -74,13 +63,6 @@ impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "session {} ({}@{})", self.id, self.user, self.database)
     }
-}
-
-static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-/// Microseconds since the proxy began.
-pub(crate) fn now_us() -> u64 {
-    START.elapsed().as_micros() as u64
 }
 
 /// Names that a session belongs to.
@@ -323,6 +305,7 @@ impl Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process_ids::ProcessIds;
 
     fn identity(tenant: &str) -> SessionIdentity {
         let text = || "x".to_owned();

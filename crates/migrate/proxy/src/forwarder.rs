@@ -20,7 +20,7 @@ use crate::batch::Batch;
 use crate::command::Command;
 use crate::error::SessionError;
 use crate::polled_stream::PolledStream;
-use crate::pool::waiter::Grant;
+use crate::pool::waiter::{Grant, PassingThread};
 use crate::session::pump::{Event, NextStep, Pump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -99,9 +99,10 @@ impl ForwarderHandle {
         let _ = self.commands_in.send(order);
         let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
     }
+}
 
-    /// Gives a session what it waited for.
-    pub(crate) fn grant(&self, session: u32, grant: Grant) {
+impl PassingThread for ForwarderHandle {
+    fn grant(&self, session: u32, grant: Grant) {
         self.send(ForwarderCommand::Grant(session, Box::new(grant)));
     }
 }

@@ -25,7 +25,7 @@
 //! transaction without any captured write (a SELECT of a writing function that is declared STABLE), and writes that
 //! bypass the proxy; a comparison of both sides finds them.
 //!
-//! Where the configuration has a pool, idle sessions share server connections ([`pool`]): a connection that a session
+//! If the configuration has a pool, idle sessions share server connections ([`pool`]): a connection that a session
 //! gets is like the one that it gave back. Sessions that keep what cannot be made again keep their connections.
 //!
 //! It does not parse SQL or rewrite statements without a follower, or keep passwords. State that
@@ -56,6 +56,7 @@
 mod batch;
 mod buffer;
 mod capture;
+mod clock;
 mod command;
 mod control;
 mod counters;
@@ -84,6 +85,7 @@ mod process_ids;
 mod proxy;
 mod routes;
 mod secret_files;
+mod server_process;
 mod session;
 mod signals;
 mod standby;

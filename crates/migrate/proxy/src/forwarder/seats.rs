@@ -104,7 +104,7 @@ impl Thread {
         }
         let wish = seat.wish();
         let handle = &self.handle;
-        match seat.pool.acquire(&wish, || Waiter::new(&wish, Recipient::Forwarder(handle.clone()))) {
+        match seat.pool.acquire(&wish, || Waiter::new(&wish, Recipient::Thread(handle.clone()))) {
             Acquired::Connection(connection) => return self.install(number, connection),
             Acquired::Open(slot) => session.pending = Some(Event::NeedsServer(Some(slot))),
             Acquired::Queued => {

@@ -3,7 +3,7 @@
 use super::effect::{Effect, SEQUENCE_READERS, WORDS, sets_unnamed_setting};
 use super::functions::{self, Function, FunctionEffects};
 use super::words::Words;
-use crate::entry::now_us;
+use crate::clock::now_us;
 use crate::mutex::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,9 +1,9 @@
 //! A shared connection, and its place in the pool.
 
 use super::Pool;
-use crate::entry::ServerProcess;
 use crate::mutex::lock;
 use crate::polled_stream::PolledStream;
+use crate::server_process::ServerProcess;
 use crate::session::session_state::SessionState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

@@ -6,7 +6,7 @@ use super::effect::Effect;
 use super::waiter::Wish;
 use super::{Pool, Pools};
 use crate::buffer;
-use crate::entry::now_us;
+use crate::clock::now_us;
 use crate::error::{Refusal, SessionError};
 use crate::session::session_state::SessionState;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ pub(crate) enum Hold {
     Move,
 }
 
-/// What a session has of a pool.
+/// A session's part of a pool.
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) pools: Arc<Pools>,
@@ -37,7 +37,7 @@ pub(crate) struct Seat {
     session: u32,
     /// Packet that begins a connection of the session.
     pub(crate) startup: Arc<[u8]>,
-    /// What it keeps, as far as that can be made again.
+    /// State that it keeps, as far as that can be made again.
     pub(crate) state: Arc<SessionState>,
     /// Settings that its server gave it.
     pub(crate) inherited: Arc<BTreeMap<Vec<u8>, Vec<u8>>>,
@@ -52,7 +52,7 @@ pub(crate) struct Seat {
     pub(crate) needs_task: bool,
     pub(crate) hold: Option<Hold>,
     judge: Arc<Judge>,
-    /// What its statements may have done since its state was known.
+    /// Effects that its statements may have had since its state was known.
     verdict: Verdict,
     /// The same of its prepared statements, each time that they are executed.
     of_prepared: Verdict,
@@ -143,7 +143,7 @@ impl Seat {
         self.verdict.effect == Effect::Sequences && asked_for
     }
 
-    /// What its statements may have done since its state was known.
+    /// Effects that its statements may have had since its state was known.
     pub(crate) fn verdict(&self) -> Verdict {
         self.verdict
     }
@@ -318,7 +318,7 @@ impl Seat {
     ///
     /// # Errors
     ///
-    /// As [`Seat::note`].
+    /// The same as for [`Seat::note`].
     pub(crate) fn note_rest(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         let Some(mut text) = self.tail.take() else { return Ok(()) };
         for part in bytes.chunks(buffer::LEN) {

@@ -1,14 +1,14 @@
 //! Sessions that want a connection, and what they get.
 
 use super::connection::{Connection, Facts, Slot};
-use crate::forwarder::ForwarderHandle;
 use crate::session::session_state::SessionState;
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// What a session wants its server process to be like.
+/// Properties that a session wants of its server process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish<'a> {
     pub(crate) session: u32,
@@ -48,11 +48,17 @@ pub(crate) struct Waiter {
     to: Recipient,
 }
 
+/// A thread that passes bytes of sessions on.
+pub(crate) trait PassingThread: Debug + Send + Sync {
+    /// Gives a session what it waited for.
+    fn grant(&self, session: u32, grant: Grant);
+}
+
 /// Owner of a session that waits.
 #[derive(Debug)]
 pub(crate) enum Recipient {
     /// A thread that passes bytes on.
-    Forwarder(Arc<ForwarderHandle>),
+    Thread(Arc<dyn PassingThread>),
     /// The session's task.
     Task(oneshot::Sender<Grant>),
 }
@@ -78,14 +84,14 @@ impl Waiter {
     }
 
     /// Returns true if this thread passes the session's bytes on.
-    pub(crate) fn is_at(&self, handle: &Arc<ForwarderHandle>) -> bool {
-        matches!(&self.to, Recipient::Forwarder(known) if Arc::ptr_eq(known, handle))
+    pub(crate) fn is_at(&self, thread: &Arc<impl PassingThread>) -> bool {
+        matches!(&self.to, Recipient::Thread(known) if std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(thread)))
     }
 
     /// Gives the session what it waited for. If it is gone, what it would have got is closed.
     pub(crate) fn deliver(self, grant: Grant) {
         match self.to {
-            Recipient::Forwarder(handle) => handle.grant(self.session, grant),
+            Recipient::Thread(thread) => thread.grant(self.session, grant),
             Recipient::Task(sender) => drop(sender.send(grant)),
         }
     }

@@ -20,7 +20,7 @@ pub(crate) mod state_tracker;
 
 use crate::capture::Capture;
 use crate::command::{Command, Reporter};
-use crate::entry::{Entry, ServerProcess};
+use crate::entry::Entry;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
 use crate::link;
@@ -30,6 +30,7 @@ use crate::pool::Pools;
 use crate::pool::seat::Hold;
 use crate::process_ids::ProcessIds;
 use crate::proxy::Proxy;
+use crate::server_process::ServerProcess;
 use crate::target::Target;
 use crate::tenant::Tenant;
 use capture::CapturedSession;

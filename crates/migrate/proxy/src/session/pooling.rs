@@ -6,7 +6,6 @@ use super::pump::{Admission, Event};
 use super::session_state::{self, Batch, SessionState};
 use super::{Session, query_state, send_terminate};
 use crate::command::Reporter;
-use crate::entry::ServerProcess;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::seats::{queue_is_full, waited_too_long};
 use crate::link;
@@ -17,6 +16,7 @@ use crate::pool::connection::{Connection, Facts, Slot};
 use crate::pool::effect::Effect;
 use crate::pool::seat::{Hold, OwnState, Seat};
 use crate::pool::waiter::{Grant, Recipient, Waiter};
+use crate::server_process::ServerProcess;
 use crate::session::state_tracker::CUSTOM_MAX;
 use crate::target::Target;
 use crate::tenant::Tenant;
@@ -144,7 +144,7 @@ impl Session {
     /// Reads the functions of the database, if it is time.
     async fn read_functions(&mut self) -> Result<(), SessionError> {
         let Some(seat) = &self.pump.seat else { return Ok(()) };
-        if !seat.pools.catalog.is_due(crate::entry::now_us()) || seat.is_vacant() {
+        if !seat.pools.catalog.is_due(crate::clock::now_us()) || seat.is_vacant() {
             return Ok(());
         }
         let (pools, keep) = (seat.pools.clone(), seat.pool.keep());

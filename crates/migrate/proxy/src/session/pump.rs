@@ -5,9 +5,10 @@
 
 use crate::batch::{Taken, Write};
 use crate::buffer::Buffer;
+use crate::clock::now_us;
 use crate::command::Command;
 use crate::counters::Counters;
-use crate::entry::{Entry, now_us};
+use crate::entry::Entry;
 use crate::error::SessionError;
 use crate::mirror::tap::Tap;
 use crate::polled_stream::{End, PolledStream};

@@ -38,7 +38,7 @@ impl<E: End> Pump<E> {
     /// Records that the client's message waits for a connection.
     pub(crate) fn mark_waiting(&mut self) {
         if self.asked_us.is_none() {
-            let now_us = crate::entry::now_us();
+            let now_us = crate::clock::now_us();
             self.asked_us = Some(now_us);
             self.entry.begin(now_us);
         }

@@ -17,7 +17,7 @@ impl CapturedSession {
     /// Handles one message of the client.
     pub(super) async fn request(&mut self, pump: &mut Pump, mut message: Message) -> Result<(), SessionError> {
         if pump.conversation.at_boundary() && message.tag != b'H' {
-            pump.entry.begin(crate::entry::now_us());
+            pump.entry.begin(crate::clock::now_us());
         }
         let body = message.body();
         pump.note_captured(&frame::Message { tag: message.tag, body, len: body.len() });
