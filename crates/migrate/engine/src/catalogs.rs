@@ -344,7 +344,7 @@ impl Catalog {
                 ));
             }
             "pg_db_role_setting" => columns.push(self.settings_sql().to_owned()),
-            // ALTER TABLE may write all rows anew, and leave the column's type as it was (`TYPE text USING upper(a)`). Then the
+            // ALTER TABLE may write all rows again, and leave the column's type as it was (`TYPE text USING upper(a)`). Then the
             // only trace is that the column was written.
             "pg_attribute" => columns.push("x.xmin".into()),
             "pg_depend" => {

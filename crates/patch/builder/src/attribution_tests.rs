@@ -10,7 +10,7 @@ use crate::package::BuiltPackage;
 use crate::recorder;
 use crate::regenerate::{Regenerated, RegeneratedSides, TargetLink};
 use crate::statement::Statement;
-use crate::wanted::Wanted;
+use crate::wanted_program::Wanted;
 use crate::{Builder, Cache, Error, Verdict};
 use std::ffi::OsStr;
 use std::fs;

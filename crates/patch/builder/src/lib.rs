@@ -108,7 +108,7 @@ mod tree;
 mod unused_declarations;
 mod verdict;
 mod version_difference;
-mod wanted;
+mod wanted_program;
 
 pub use build::{Built, LeftOut, Report};
 pub use builder::Builder;

@@ -13,7 +13,7 @@ use crate::request::find_in;
 use crate::root::OWN_PATH;
 use crate::sandbox::run;
 use crate::tree::is_unit;
-use crate::wanted::Wanted;
+use crate::wanted_program::Wanted;
 use crate::{Builder, Error, recorder};
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -11,7 +11,7 @@ use crate::statement::Statement;
 use crate::tree::is_unit;
 use crate::verdict::Bounded;
 use crate::version_difference::cves_gained;
-use crate::wanted::Wanted;
+use crate::wanted_program::Wanted;
 use crate::{Builder, Cache, Error, Integrated, Parts, Reproduced, elf, recorder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;

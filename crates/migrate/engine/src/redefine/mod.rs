@@ -133,7 +133,7 @@ pub(crate) struct Redefinition<'r, 'j> {
     copied: Vec<u32>,
     /// Extensions whose version may have changed.
     extensions: Vec<String>,
-    /// What is dropped on the target at the beginning of the next attempt, and made again.
+    /// Objects that are dropped on the target at the beginning of the next attempt, and made again.
     replaced: Replaced,
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Replaced {
     /// Names of tables, and statements that drop types and sequences, which come after the tables that use them.
     tables: BTreeSet<String>,
     drops: BTreeSet<String>,
-    /// What was dropped in an earlier attempt, and is not dropped again.
+    /// Those of earlier attempts, which are not dropped again.
     done: HashSet<String>,
 }
 

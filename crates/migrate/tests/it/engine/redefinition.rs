@@ -254,7 +254,7 @@ async fn what_is_defined_while_a_target_follows_arrives_with_its_rows() {
 
 /// The type stays as it was, and the log shows nothing of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_that_are_written_anew_by_alter_table_are_copied() {
+async fn rows_that_are_written_again_by_alter_table_are_copied() {
     if !available() {
         return;
     }
