@@ -120,8 +120,7 @@ fn compare(args: &Args, output: &Output) -> Result<(), Failure> {
 
 fn progress(report: &MirrorReport, load: Option<FollowLoad>) -> String {
     let behind = load.map_or_else(String::new, |load| format!("; the target is {:.0} ms behind", load.lag_s * 1e3));
-    let differ = report.different + report.failed;
-    format!("{} statements compared, {} with other answers{behind}", report.compared(), differ)
+    format!("{} statements compared, {} with other answers{behind}", report.compared(), report.differing())
 }
 
 /// Reasons why the result is not good.
@@ -130,7 +129,7 @@ fn reasons_against(report: &MirrorReport, args: &Args) -> Vec<String> {
     if report.compared() == 0 {
         against.push("no statement was compared".to_owned());
     }
-    let differ = report.different + report.failed;
+    let differ = report.differing();
     if differ > args.max_different {
         against.push(format!("{differ} statements have other answers on the target (limit {})", args.max_different));
     }

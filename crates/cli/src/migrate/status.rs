@@ -86,7 +86,7 @@ fn show(args: &Args, output: &Output) -> Result<(), Failure> {
         ));
     }
     if let Some(mirror) = &status.mirror {
-        let differ = mirror.different + mirror.failed;
+        let differ = mirror.differing();
         output.line(format_args!(
             "reads are run on the target too: {} of {} statements compared, {differ} with other answers",
             mirror.compared(),

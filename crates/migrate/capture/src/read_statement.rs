@@ -6,6 +6,7 @@
 
 use crate::error::Refusal;
 use crate::parse::{fold_case, name_parts, parsed, tokens};
+use crate::rewrite::quoted;
 use sqlparser::ast::{
     BinaryOperator, Distinct, Expr, Function, ObjectName, Query, Select, SetExpr, Statement, TableFactor,
     UnaryOperator, Visit, Visitor,
@@ -122,11 +123,6 @@ struct Collector {
     found: ReadStatement,
 }
 
-fn quoted(name: &ObjectName) -> String {
-    let quote = |part: String| format!("\"{}\"", part.replace('"', "\"\""));
-    name_parts(name).into_iter().map(quote).collect::<Vec<_>>().join(".")
-}
-
 impl Collector {
     fn function(&mut self, name: &ObjectName) {
         let Some(name) = name.0.last().and_then(|part| part.as_ident()).map(fold_case) else { return };
@@ -171,7 +167,8 @@ impl Visitor for Collector {
     }
 
     fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<&'static str> {
-        self.found.relations.insert(quoted(name));
+        let parts: Vec<String> = name_parts(name).iter().map(|part| quoted(part)).collect();
+        self.found.relations.insert(parts.join("."));
         ControlFlow::Continue(())
     }
 

@@ -42,6 +42,11 @@ impl MirrorReport {
         self.equal + self.reordered + self.undefined + self.unsettled + self.different + self.failed
     }
 
+    /// Number of statements with another answer on the target, or that only the target refuses.
+    pub fn differing(&self) -> u64 {
+        self.different + self.failed
+    }
+
     /// Time in microseconds below which this share of the statements took, on the source and on the target; `None`
     /// without statements.
     pub fn quantiles_us(&self, share: f64) -> Option<(u64, u64)> {

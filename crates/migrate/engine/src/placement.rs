@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use stillpoint_migrate_apply::Error;
-use stillpoint_migrate_postgres::link::literal;
+use stillpoint_migrate_postgres::link::{identifier, literal};
 
 /// Options of CREATE DATABASE that a locale replaces. A collation's version is that of the source's library.
 const LOCALE_OPTIONS: [&str; 8] = [
@@ -115,7 +115,7 @@ impl Placement {
         for (name, value) in &mut words {
             if name == "TABLESPACE" {
                 let space = self.tablespace(&unquoted(value)).to_owned();
-                *value = if space.is_empty() { "DEFAULT".into() } else { quoted(&space) };
+                *value = if space.is_empty() { "DEFAULT".into() } else { identifier(&space) };
             }
         }
         let mut text = words
@@ -178,10 +178,6 @@ fn unquoted(name: &str) -> String {
         Some(name) => name.replace("\"\"", "\""),
         None => name.to_owned(),
     }
-}
-
-fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 impl fmt::Display for Placement {

@@ -161,7 +161,7 @@ fn tenant_state(tenant: &Tenant, sessions: SessionCounts, pool: Option<PoolStatu
         "pinned": sessions.pinned,
         "pinned_count": sessions.pinned_count,
         "mirror": tenant.mirror().map(|mirror| mirror.report()).map(|report| {
-            json!({"seen": report.seen, "compared": report.compared(), "differ": report.different + report.failed})
+            json!({"seen": report.seen, "compared": report.compared(), "differ": report.differing()})
         }),
         "pool": pool,
         "kept": sessions.kept,

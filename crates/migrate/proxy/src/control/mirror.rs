@@ -1,7 +1,7 @@
 //! Mirrors over the control socket.
 
 use super::{find, send_reply, target_server, wiped};
-use crate::mirror::{MirrorOrder, RunningMirror, WORKERS_MAX};
+use crate::mirror::{MirrorOrder, RunningMirror, WHOLE_PPM, WORKERS_MAX};
 use crate::proxy::Proxy;
 use crate::target::Target;
 use crate::tenant::Tenant;
@@ -14,8 +14,6 @@ use tokio::net::UnixStream;
 
 /// Interval of reports.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Millionths in a whole.
-const WHOLE_PPM: u32 = 1_000_000;
 
 /// Checks a request.
 pub(super) fn order(
@@ -26,7 +24,7 @@ pub(super) fn order(
     share_ppm: u32,
     workers: u32,
 ) -> Result<(Arc<Tenant>, MirrorOrder), String> {
-    if !(1..=WHOLE_PPM).contains(&share_ppm) || !(1..=WORKERS_MAX).contains(&workers) {
+    if !(1..=WHOLE_PPM).contains(&share_ppm.into()) || !(1..=WORKERS_MAX).contains(&workers) {
         return Err(format!("the share must be 1 to {WHOLE_PPM} millionths, and the workers 1 to {WORKERS_MAX}"));
     }
     let tenant = find(proxy, tenant)?;

@@ -3,6 +3,7 @@
 use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher;
 use std::time::{Duration, Instant};
+use stillpoint_migrate_capture::ReadStatement;
 use stillpoint_migrate_control::DifferenceKind;
 use stillpoint_migrate_postgres::{LinkError, Reader, Stream};
 use stillpoint_migrate_wire::backend;
@@ -95,30 +96,24 @@ impl Answer {
         self.in_order = hash(&chained);
     }
 
-    /// Compares with the target's answer; `None` if they are the same.
-    pub(super) fn difference(
-        &self,
-        target: &Answer,
-        is_ordered: bool,
-        depends_on_order: bool,
-    ) -> Option<DifferenceKind> {
+    /// Compares with the target's answer to the statement; `None` if they are the same.
+    pub(super) fn difference(&self, target: &Answer, read: &ReadStatement) -> Option<DifferenceKind> {
         if self.error == target.error && self.error.is_some() {
             return None;
         }
         if self.error.is_none() && target.error.is_some() {
             return Some(DifferenceKind::Failed);
         }
-        let same_rows = (self.rows, self.columns, self.in_any_order, &self.error)
-            == (target.rows, target.columns, target.in_any_order, &target.error);
+        let same_rows = self.is_like(target);
         match () {
-            () if same_rows && (self.in_order == target.in_order || !is_ordered) => None,
+            () if same_rows && (self.in_order == target.in_order || !read.is_ordered) => None,
             () if same_rows => Some(DifferenceKind::Reordered),
-            () if depends_on_order && self.error.is_none() => Some(DifferenceKind::Undefined),
+            () if read.depends_on_order && self.error.is_none() => Some(DifferenceKind::Undefined),
             () => Some(DifferenceKind::Different),
         }
     }
 
-    /// True if both answers of one server are the same.
+    /// True if both have the same rows, in any order, or the same error.
     pub(super) fn is_like(&self, other: &Answer) -> bool {
         (self.rows, self.columns, self.in_any_order, &self.error)
             == (other.rows, other.columns, other.in_any_order, &other.error)
@@ -154,6 +149,10 @@ fn columns(body: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
+    fn read(is_ordered: bool, depends_on_order: bool) -> ReadStatement {
+        ReadStatement { is_ordered, depends_on_order, ..ReadStatement::default() }
+    }
+
     fn answer(rows: &[&str]) -> Answer {
         let mut answer = Answer::default();
         rows.iter().for_each(|row| answer.add_row(row.as_bytes()));
@@ -163,21 +162,24 @@ mod tests {
     #[test]
     fn the_order_of_rows_counts_where_the_statement_states_it() {
         let (one, other, less) = (answer(&["a", "b"]), answer(&["b", "a"]), answer(&["a"]));
-        assert_eq!(one.difference(&other, false, false), None);
-        assert_eq!(one.difference(&other, true, false), Some(DifferenceKind::Reordered));
-        assert_eq!(one.difference(&less, true, false), Some(DifferenceKind::Different));
-        assert_eq!(one.difference(&less, false, true), Some(DifferenceKind::Undefined));
-        assert_eq!(answer(&["a", "a"]).difference(&answer(&["b", "b"]), false, false), Some(DifferenceKind::Different));
+        assert_eq!(one.difference(&other, &read(false, false)), None);
+        assert_eq!(one.difference(&other, &read(true, false)), Some(DifferenceKind::Reordered));
+        assert_eq!(one.difference(&less, &read(true, false)), Some(DifferenceKind::Different));
+        assert_eq!(one.difference(&less, &read(false, true)), Some(DifferenceKind::Undefined));
+        assert_eq!(
+            answer(&["a", "a"]).difference(&answer(&["b", "b"]), &read(false, false)),
+            Some(DifferenceKind::Different)
+        );
         assert!(one.is_like(&other) && !one.is_like(&less));
     }
 
     #[test]
     fn an_error_is_an_answer() {
         let failed = |code: &str| Answer { error: Some(code.into()), ..answer(&[]) };
-        assert_eq!(failed("22012").difference(&failed("22012"), true, false), None);
-        assert_eq!(answer(&[]).difference(&failed("42883"), true, true), Some(DifferenceKind::Failed));
-        assert_eq!(failed("22012").difference(&answer(&[]), true, true), Some(DifferenceKind::Different));
-        assert_eq!(failed("22012").difference(&failed("42883"), false, false), Some(DifferenceKind::Different));
+        assert_eq!(failed("22012").difference(&failed("22012"), &read(true, false)), None);
+        assert_eq!(answer(&[]).difference(&failed("42883"), &read(true, true)), Some(DifferenceKind::Failed));
+        assert_eq!(failed("22012").difference(&answer(&[]), &read(true, true)), Some(DifferenceKind::Different));
+        assert_eq!(failed("22012").difference(&failed("42883"), &read(false, false)), Some(DifferenceKind::Different));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! the source is asked about each function, operator and relation of a statement, and about what its views and row-level
 //! policies use.
 
+use crate::session::session_state::{TEXT_ARRAY_OID, array};
 use std::collections::HashMap;
 use std::sync::Arc;
 use stillpoint_migrate_capture::{ReadStatement, read_statement};
@@ -12,9 +13,6 @@ use stillpoint_migrate_postgres::{LinkError, Stream, exchange};
 use stillpoint_migrate_wire::frontend::{SYNC, put_bind, put_execute, put_parse};
 
 const NAMES_QUERY: &str = include_str!("names.sql");
-
-/// Object identifier of the type `text[]`.
-const TEXT_ARRAY_OID: u32 = 1009;
 
 /// Most statements whose judgement is kept.
 const KNOWN_MAX: usize = 1000;
@@ -90,10 +88,4 @@ async fn reason_against(source: &mut Stream, read: &ReadStatement) -> Result<Opt
         Some((code, _)) => Some(format!("a statement that the source cannot be asked about ({code})")),
         None => first.map(|why| String::from_utf8_lossy(&why).into_owned()),
     })
-}
-
-/// Text of an array, as the server reads it.
-fn array<'t>(texts: impl Iterator<Item = &'t String>) -> Vec<u8> {
-    let quote = |text: &String| format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
-    format!("{{{}}}", texts.map(quote).collect::<Vec<_>>().join(",")).into_bytes()
 }

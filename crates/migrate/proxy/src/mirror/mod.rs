@@ -36,7 +36,7 @@ const QUEUE_MAX: usize = 64;
 /// Most workers.
 pub(crate) const WORKERS_MAX: u32 = 32;
 /// Millionths in a whole.
-const WHOLE_PPM: u64 = 1_000_000;
+pub(crate) const WHOLE_PPM: u64 = 1_000_000;
 
 /// A session whose statements are mirrored, in one state.
 pub(crate) struct MirroredSession {

@@ -19,7 +19,7 @@ WITH RECURSIVE reached (oid) AS (
     WHERE c.relkind = 'v'
   UNION ALL SELECT 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid, pg_catalog.pg_get_expr(p.polqual, p.polrelid)
     FROM reached r JOIN pg_catalog.pg_policy p ON p.polrelid = r.oid
-), volatile (oid, name, is_own) AS (
+), volatile (oid, name, is_builtin) AS (
   SELECT p.oid, p.proname::pg_catalog.text, p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace
     FROM pg_catalog.pg_proc p WHERE p.provolatile = 'v'
   UNION SELECT a.aggfnoid::pg_catalog.oid, p.proname::pg_catalog.text, false FROM pg_catalog.pg_aggregate a
@@ -30,7 +30,7 @@ SELECT 'function ' || v.name || ', which may change something' FROM volatile v
   WHERE v.name = ANY ($2::pg_catalog.text[])
   OR EXISTS (SELECT FROM parts s JOIN pg_catalog.pg_depend d ON d.classid = s.classid AND d.objid = s.objid
     WHERE d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.refobjid = v.oid)
-  OR v.is_own AND EXISTS (SELECT FROM parts s WHERE pg_catalog.strpos(s.definition, v.name || '(') > 0)
+  OR v.is_builtin AND EXISTS (SELECT FROM parts s WHERE pg_catalog.strpos(s.definition, v.name || '(') > 0)
 UNION ALL SELECT 'operator ' || o.oprname || ', which may change something' FROM pg_catalog.pg_operator o
   JOIN volatile v ON v.oid = o.oprcode WHERE o.oprname = ANY ($3::pg_catalog.text[])
   OR EXISTS (SELECT FROM parts s JOIN pg_catalog.pg_depend d ON d.classid = s.classid AND d.objid = s.objid

@@ -4,7 +4,6 @@ use super::answer::{Answer, CANCELED, LOCKED, NoAnswer};
 use super::judge::Judge;
 use super::tally::{Compared, Verdict};
 use super::{Mirror, MirrorOrder, MirroredSession, Sample};
-use crate::link;
 use crate::session::counterpart::{self, TargetLogin};
 use crate::tenant::Tenant;
 use std::sync::Arc;
@@ -72,19 +71,11 @@ pub(super) async fn run(
 
 impl Pair {
     async fn open(mirror: &Arc<Mirror>, order: &MirrorOrder, session: Arc<MirroredSession>) -> Result<Pair, String> {
-        let login = |side: usize| {
-            let target = order.servers[side].clone();
-            let mut credential = session.credential.clone();
-            credential.stored = target.verifiers.get(&session.user).cloned();
-            TargetLogin {
-                packet: link::startup_packet(&session.startup, &target.server),
-                target,
-                user: session.user.clone(),
-                credential,
-                limit: order.connect_limit,
-            }
-        };
-        let logins = [login(0), login(1)];
+        let MirroredSession { startup, user, credential, .. } = &*session;
+        let logins = order
+            .servers
+            .each_ref()
+            .map(|server| TargetLogin::new(server.clone(), startup, user, credential.clone(), order.connect_limit));
         let on = |side: &str, why: String| format!("no session on the {side}: {why}");
         let source = counterpart::log_in(&logins[0]).await.map_err(|why| on("source", why))?;
         mirror.tally.source_processes.enter(source.key.pid);
@@ -142,7 +133,7 @@ impl Pair {
             return Ok(());
         }
         self.mirror.tally.time([&answers[0], &answers[1]]);
-        let verdict = match difference(&answers, &read) {
+        let verdict = match answers[0].difference(&answers[1], &read) {
             None => Verdict::Equal,
             Some(_) => match self.settle(sample, &read, &mut answers, tenant).await? {
                 Some(verdict) => verdict,
@@ -184,14 +175,14 @@ impl Pair {
             if !(answers[0].is_like(&before) && before.is_like(&after)) {
                 same_since = after_at;
             }
-            let is_same = [&before, &after].into_iter().any(|source| differs(source, &target, read).is_none());
+            let is_same = [&before, &after].into_iter().any(|source| source.difference(&target, read).is_none());
             *answers = [after, target];
             if is_same || answers.iter().any(Answer::was_stopped) {
                 return Ok(Some(if is_same { Verdict::Equal } else { Verdict::Unsettled }));
             }
             let lag = lag(tenant);
             if same_since.elapsed() > SETTLED + 2 * lag {
-                return Ok(difference(answers, read).map(Verdict::Differs).or(Some(Verdict::Equal)));
+                return Ok(answers[0].difference(&answers[1], read).map(Verdict::Differs).or(Some(Verdict::Equal)));
             }
             if lag > LAG_MAX {
                 return Ok(None);
@@ -234,19 +225,6 @@ impl Answer {
     fn was_stopped(&self) -> bool {
         self.error.as_deref().is_some_and(|code| [CANCELED, LOCKED].contains(&code))
     }
-}
-
-fn differs(
-    source: &Answer,
-    target: &Answer,
-    read: &ReadStatement,
-) -> Option<stillpoint_migrate_control::DifferenceKind> {
-    source.difference(target, read.is_ordered, read.depends_on_order)
-}
-
-fn difference(answers: &[Answer; 2], read: &ReadStatement) -> Option<stillpoint_migrate_control::DifferenceKind> {
-    let [source, target] = answers;
-    differs(source, target, read)
 }
 
 /// Time until a commit is on the target, as the command that moves the tenant reports it.

@@ -13,6 +13,7 @@ use stillpoint_migrate_postgres::{Answers, Credential, Ready};
 use stillpoint_migrate_wire::backend;
 use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step, put};
 use stillpoint_migrate_wire::frontend::SYNC;
+use stillpoint_migrate_wire::startup::Startup;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -40,6 +41,21 @@ pub(crate) struct TargetLogin {
     pub(crate) user: String,
     pub(crate) credential: Credential,
     pub(crate) limit: Duration,
+}
+
+impl TargetLogin {
+    /// Access to a server for a client that has logged in, with the role's stored password there.
+    pub(crate) fn new(
+        target: Arc<Target>,
+        startup: &Startup,
+        user: &str,
+        mut credential: Credential,
+        limit: Duration,
+    ) -> TargetLogin {
+        credential.stored = target.verifiers.get(user).cloned();
+        let packet = link::startup_packet(startup, &target.server);
+        TargetLogin { target, packet, user: user.to_owned(), credential, limit }
+    }
 }
 
 /// A counterpart; it has a task of its own and ends when this is dropped.

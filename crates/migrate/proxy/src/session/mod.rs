@@ -23,7 +23,6 @@ use crate::command::{Command, Reporter};
 use crate::entry::Entry;
 use crate::error::{Refusal, SessionError};
 use crate::forwarder::Forwarder;
-use crate::link;
 use crate::mirror::tap::Tap;
 use crate::mirror::{Mirror, MirroredSession};
 use crate::pool::Pools;
@@ -238,19 +237,16 @@ impl Session {
             return;
         }
         self.entry.prepared.store(false, Ordering::Relaxed);
-        let mut credential = self.credential.clone();
-        credential.stored = target.verifiers.get(&self.entry.user).cloned();
-        let login = TargetLogin {
-            target: target.clone(),
-            packet: link::startup_packet(&self.startup, &target.server),
-            user: self.entry.user.clone(),
-            credential,
-            limit: self.proxy.settings().config.limits.connect(),
-        };
-        self.counterpart = Some((Counterpart::open(login), target));
+        self.counterpart = Some((Counterpart::open(self.login_at(&target)), target));
         self.prepare_reporter = reporter;
         self.pump.follows = Some(Instant::now());
         self.pump.wants_boundary = true;
+    }
+
+    /// Its access to another server.
+    fn login_at(&self, target: &Arc<Target>) -> TargetLogin {
+        let limit = self.proxy.settings().config.limits.connect();
+        TargetLogin::new(target.clone(), &self.startup, &self.entry.user, self.credential.clone(), limit)
     }
 
     /// Begins to copy reads for a mirror, or ends that.

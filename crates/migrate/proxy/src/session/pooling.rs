@@ -377,25 +377,13 @@ impl Session {
         let Some(config) = self.pump.seat.as_ref().map(|seat| seat.pool.config()) else { return };
         self.entry.prepared.store(false, Ordering::Relaxed);
         self.light_target = Some(target.clone());
-        let mut credential = self.credential.clone();
-        credential.stored = target.verifiers.get(&self.entry.user).cloned();
+        let login = self.login_at(&target);
         let (entry, tenant) = (self.entry.clone(), self.tenant.clone());
-        let packet: Arc<[u8]> = link::startup_packet(&self.startup, &target.server).into();
-        let limit = self.proxy.settings().config.limits.connect();
         tokio::task::spawn_local(async move {
             let pool = target.pools.of_user(&entry.user, &config);
             let _turn = target.place().await;
             let result = match pool.place() {
-                Some(slot) => {
-                    let login = TargetLogin {
-                        target: target.clone(),
-                        packet: packet.to_vec(),
-                        user: entry.user.clone(),
-                        credential,
-                        limit,
-                    };
-                    open_at_target(&login, &tenant, packet, slot).await
-                }
+                Some(slot) => open_at_target(&login, &tenant, login.packet.as_slice().into(), slot).await,
                 // Others of the same role have shown that it can log in there.
                 None => Ok(()),
             };

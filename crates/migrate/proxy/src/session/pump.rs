@@ -488,13 +488,12 @@ impl<E: End> Pump<E> {
                 }
             }
             self.leaving |= message.tag == b'X';
-            let begins = self.conversation.begins_statement();
             if let Some(seat) = &mut self.seat {
                 seat.note(&message)?;
             }
             self.tracker.frontend(&message);
             if let Some(tap) = &mut self.tap {
-                tap.frontend(&message, bytes, begins, self.tracker.dirty);
+                tap.frontend(&message, bytes, self.conversation.begins_statement(), self.tracker.dirty);
             }
             self.conversation.frontend(message.tag);
             let n = self.up.scanner.take(&message);

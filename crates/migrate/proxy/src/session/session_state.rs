@@ -35,7 +35,7 @@ pub(crate) struct Statement {
 
 /// Object identifiers of the types `text` and `text[]`.
 const TEXT_OID: u32 = 25;
-const TEXT_ARRAY_OID: u32 = 1009;
+pub(crate) const TEXT_ARRAY_OID: u32 = 1009;
 
 const SET_CONFIG: &[u8] = b"SELECT pg_catalog.set_config($1, $2, false)";
 
@@ -57,11 +57,11 @@ pub(crate) fn set(name: &[u8], value: &[u8]) -> Batch {
 }
 
 /// Text of an array, as the server reads it.
-fn array<'t>(texts: impl Iterator<Item = &'t Vec<u8>>) -> Vec<u8> {
+pub(crate) fn array(texts: impl Iterator<Item: AsRef<[u8]>>) -> Vec<u8> {
     let mut array = b"{".to_vec();
     for text in texts {
         array.extend(if array.len() > 1 { &b",\""[..] } else { b"\"" });
-        for byte in text {
+        for byte in text.as_ref() {
             array.extend((*byte == b'"' || *byte == b'\\').then_some(b'\\'));
             array.push(*byte);
         }
